@@ -1,0 +1,227 @@
+"""What a configuration may say: the typed form of everything under conf/.
+
+Hydra checks a composed config against these dataclasses; ``OmegaConf.to_object`` turns it into
+them, and no config object goes further than that. They are not frozen, because Hydra cannot
+override a frozen one. Sizes are text with a unit (``8GiB``). ``Dimension`` stands for an integer
+or an expression over the fields of the model's config.json (see expression.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Dict, List, Optional, Union  # noqa: UP035  (OmegaConf reads these)
+
+from omegaconf import MISSING
+
+Dimension = Union[int, str]
+
+
+class Unit(Enum):
+    """What one row of a pool stands for."""
+
+    token = "token"  # tokens_per_row tokens
+    page = "page"  # one page, opaque inside: packed, padded or ring rows
+    state = "state"  # one checkpoint
+
+
+class PoolHitPolicy(Enum):
+    """Which pages of a pool must be there for a prefix to be restorable."""
+
+    all_pages = "all_pages"  # every page of the prefix, e.g. KV, indexer keys
+    trailing_pages = "trailing_pages"  # the last ones, e.g. a sliding window; the one state
+
+
+class Verify(Enum):
+    """What a storage read is checked against."""
+
+    identity = "identity"  # the trailer's identity, page hash and size
+    checksum = "checksum"  # that, and XXH3-64 over the payload
+
+
+class StorageObjects(Enum):
+    """What one storage object carries."""
+
+    page = "page"  # one page (or state) of all pools of one arena
+
+
+@dataclass
+class SplitConfig:
+    """How tensor parallelism cuts a buffer.
+
+    Attributes:
+        axis: Axis of the row's shape that is cut.
+        parts: Lengths of the parts along the axis, each cut by itself; None: one part, all of it.
+        unit_size: Length of the piece that is never cut, e.g. a head of 128 channels.
+    """
+
+    axis: int = 0
+    parts: Optional[List[Dimension]] = None
+    unit_size: Dimension = 1
+
+
+@dataclass
+class BufferConfig:
+    """One tensor of a pool: the shape of one row on the whole model, and its dtype."""
+
+    shape: List[Dimension] = MISSING
+    dtype: str = MISSING
+    split: Optional[SplitConfig] = None
+
+
+@dataclass
+class PoolConfig:
+    """Named buffers with one unit and one index space. See docs for each word."""
+
+    layers: Any = "all"
+    buffers: Dict[str, Optional[BufferConfig]] = field(default_factory=dict)
+    unit: Unit = Unit.token
+    indices_from_pool: Optional[str] = None
+    hit_policy: PoolHitPolicy = PoolHitPolicy.all_pages
+    tokens_per_row: Dimension = 1
+    window_tokens: Optional[Dimension] = None
+    page_multiple: Optional[Dimension] = None
+    required: bool = True
+    prefix_cacheable: bool = True
+    layout: Any = None  # a preset's name or a list of axes; None: the root's
+    weight: Optional[float] = None
+    exclude: Dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class ModelConfig:
+    """Which weights these are: all of it enters the namespace except ``source``."""
+
+    name: str = MISSING
+    source: str = ""
+    revision: str = ""
+    quantization: str = ""
+
+
+@dataclass
+class CheckConfig:
+    """Extra checks of a family. ``partition``: pools whose layers cover every layer once."""
+
+    partition: List[str] = field(default_factory=list)
+
+
+@dataclass
+class EngineOverlay:
+    """What an engine convention lays over a family."""
+
+    pools: Dict[str, Any] = field(default_factory=dict)
+    dtypes: Dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class LayoutConfig:
+    """Order of the axes ``buffer, layer, page, token, head`` in an arena, outermost first."""
+
+    axes: List[str] = MISSING
+
+
+@dataclass
+class HostConfig:
+    """Host tier: one budget for all pools, padding included; ``reserve`` of it stays free."""
+
+    memory: str = "2GiB"
+    reserve: str = "0"
+
+
+@dataclass
+class DeviceConfig:
+    """Device tier: one budget for all pools, and the torch device that holds them."""
+
+    memory: str = "1GiB"
+    name: str = "cpu"
+
+
+@dataclass
+class StorageConfig:
+    """Form of the storage objects and how reads are verified."""
+
+    objects: StorageObjects = StorageObjects.page
+    verify: Verify = Verify.checksum
+
+
+@dataclass
+class PolicyConfig:
+    """When pages move. ``renew_pages``: first pages of a chain that a write asks for again."""
+
+    name: str = "write_through"
+    renew_pages: int = 64
+
+
+@dataclass
+class RankConfig:
+    """This process's place along one axis of parallelism."""
+
+    rank: int = 0
+    size: int = 1
+
+
+@dataclass
+class ParallelConfig:
+    """Tensor and pipeline parallelism: this rank and how many."""
+
+    tp: RankConfig = field(default_factory=RankConfig)
+    pp: RankConfig = field(default_factory=RankConfig)
+
+
+@dataclass
+class StackConfig:
+    """Everything that a stack is composed from: a family, its config fields, and the settings."""
+
+    # the model: family + config fields
+    model: ModelConfig = field(default_factory=ModelConfig)
+    config: Dict[str, Any] = field(default_factory=dict)
+    anchor: Optional[str] = None
+    num_layers: Dimension = MISSING
+    num_draft_layers: Dimension = 0
+    dtypes: Dict[str, str] = field(default_factory=dict)
+    pools: Dict[str, Optional[PoolConfig]] = field(default_factory=dict)
+    engines: Dict[str, EngineOverlay] = field(default_factory=dict)
+    check: CheckConfig = field(default_factory=CheckConfig)
+    # settings
+    engine: str = "sglang"
+    engine_version: str = ""
+    deployment: str = ""
+    page_size: int = 64
+    checkpoint_tokens: int = 512
+    draft: bool = False
+    layers_per_pool: Optional[int] = None
+    layout: LayoutConfig = field(default_factory=LayoutConfig)
+    host: HostConfig = field(default_factory=HostConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    backend: Dict[str, Any] = field(default_factory=dict)  # name, and that backend's Params
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+
+
+@dataclass
+class TraceConfig:
+    """A recorded request trace, one JSON object a line.
+
+    Attributes:
+        path: The file; None: the sample that ships with the project.
+        block_tokens: Tokens that one hash id becomes; smaller than recorded scales lengths down.
+        recorded_block_tokens: Tokens of one hash id as recorded.
+        limit: Requests replayed, counted after skipping; None: all.
+        max_input_tokens: Longer requests are skipped and counted; None: no limit.
+    """
+
+    path: Optional[str] = None
+    block_tokens: int = 512
+    recorded_block_tokens: int = 512
+    limit: Optional[int] = None
+    max_input_tokens: Optional[int] = None
+
+
+@dataclass
+class CliConfig(StackConfig):
+    """What the command takes on top of a stack."""
+
+    job: Dict[str, Any] = field(default_factory=dict)  # name, and that job's Params
+    trace: TraceConfig = field(default_factory=TraceConfig)
+    json: Optional[str] = None

@@ -1,0 +1,84 @@
+"""The backend port: what a storage backend is given and what it answers.
+
+A backend is built from its ``Params``, told the buffers once (``register``), and then asked
+``exists``, ``put`` and ``get`` in batches from several threads, until ``close``. A missing key, a
+full store and a failed transfer are answers. Every answer has one item per key, in order. Only a
+backend that can serve no key at all raises ``BackendError``; the caller counts that as misses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+MISSING = -1  # get: there is no such object
+FAILED = -2  # get: the transfer failed; the destination may be partly written
+
+
+@dataclass(frozen=True, slots=True)
+class PageObjects:
+    """Objects of one arena on their way to or from storage.
+
+    Attributes:
+        keys: One key per object; no key twice.
+        addresses: Address of each part in registered memory, int64 ``[num_objects, num_parts]``.
+        part_bytes: Bytes of each part, int64 ``[num_parts]``: the same for every object.
+    """
+
+    keys: list[str]
+    addresses: npt.NDArray[np.int64]
+    part_bytes: npt.NDArray[np.int64]
+
+    @property
+    def object_bytes(self) -> int:
+        """Bytes of one object: its parts one after another."""
+        return int(self.part_bytes.sum())
+
+
+class StorageBackend(Protocol):
+    """A key-value store of pages that copies straight from and to registered memory."""
+
+    def register(self, buffers: Sequence[tuple[int, int]]) -> None:
+        """Make memory known, as (address, bytes), once, before the first transfer.
+
+        Raises:
+            BackendError: The memory cannot be registered.
+        """
+        ...
+
+    def exists(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Whether a get of each key would find a finished object."""
+        ...
+
+    def put(self, objects: PageObjects) -> npt.NDArray[np.bool_]:
+        """Write objects; True: the store has taken it, or already has an object of that key."""
+        ...
+
+    def get(self, objects: PageObjects) -> npt.NDArray[np.int64]:
+        """Read objects into their addresses.
+
+        Returns:
+            Bytes of each object as stored, or MISSING or FAILED. Only where the number equals
+            ``object_bytes`` is the destination wholly filled; elsewhere it is undefined.
+        """
+        ...
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Keys that start with ``prefix``; a listing, which does not keep objects alive."""
+        ...
+
+    def remove(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Remove objects; True where afterwards there is none."""
+        ...
+
+    def counters(self) -> Mapping[str, int]:
+        """What this backend counted, by name: failures by kind, retries, bytes."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back. Idempotent; waits for calls in flight."""
+        ...
