@@ -1,0 +1,33 @@
+PYTHON ?= python3
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow check lint types clean
+
+help: ## this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+setup: ## create .venv, or bring it up to date (the others do this by themselves)
+	@PYTHON=$(PYTHON) scripts/setup.sh
+
+demo: setup ## replay a small trace through a Mooncake store of its own, and check every byte
+	$(BIN)/kvpool job=replay layers_per_pool=2 trace=sample
+
+test: setup ## run the tests, without those that take minutes or need a GPU
+	$(BIN)/python -m pytest -m "not slow and not chaos and not gpu"
+
+test-slow: setup ## run the tests that take minutes
+	$(BIN)/python -m pytest -m "slow and not chaos and not gpu"
+
+check: lint types ## ruff and mypy
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+clean: ## remove .venv and everything that tools leave behind
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
