@@ -68,7 +68,7 @@ make_venv() {
 }
 
 pip_install() {
-    "$venv/bin/python" -m pip --disable-pip-version-check install --quiet \
+    "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --quiet \
         --constraint constraints.txt "$@"
 }
 

@@ -42,7 +42,7 @@ class Layer:
 LAYERS = [  # bottom first: the architecture diagram; change it on purpose or not at all
     Layer(("composer.conf",)),
     Layer(("composer.errors", "composer.units"), ("torch", *HYDRA, *THREADS)),
-    Layer(("composer.schema",), ("torch", "hydra", *THREADS)),
+    Layer(("composer.schema", "composer.typed"), ("torch", "hydra", *THREADS)),
     Layer(CONFIG_SIDE, ("torch",)),
     Layer(("hydra_plugins",), only=("composer.hydra_ext",)),
     Layer(
@@ -53,10 +53,11 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
             "composer.split",
             "composer.resolve",
             "composer.layout",
-            "composer.arena",
             "composer.page_hash",
             "composer.keys",
+            "composer.arena",
             "composer.plan",
+            "composer.free_list",
         ),
         ("torch", *HYDRA, *THREADS, *CONFIG_SIDE),
     ),
