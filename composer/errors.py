@@ -9,7 +9,8 @@ ComposerError
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 
@@ -79,6 +80,14 @@ class Problems:
         for problem in error.problems:
             key = ".".join(part for part in (prefix, problem.key) if part)
             self.found.append(replace(problem, key=key))
+
+    @contextmanager
+    def absorbing(self, prefix: str = "") -> Iterator[None]:
+        """Collect what the block raises as ConfigError, and go on behind it."""
+        try:
+            yield
+        except ConfigError as error:
+            self.absorb(error, prefix)
 
     def raise_if_any(self) -> None:
         """Raise one ConfigError that holds everything collected."""

@@ -1,0 +1,84 @@
+"""Ids of one index space in one tier: which are free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from composer.errors import InvariantError
+
+_FEW = 16  # below this many ids a Python loop beats numpy
+
+
+class FreeList:
+    """Hands out ids ``0 .. num_slots - 1``. Not thread-safe: the stack's lock guards it."""
+
+    def __init__(self, name: str, num_slots: int) -> None:
+        self.name, self.num_slots = name, num_slots
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._taken = bytearray(num_slots)
+        self._taken_array = np.frombuffer(self._taken, dtype=np.uint8)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def allocate(self, num_ids: int) -> list[int] | None:
+        """Take ``num_ids`` ids, or none at all: None when too few are free."""
+        if num_ids > len(self._free):
+            return None
+        if num_ids == 0:
+            return []
+        ids = self._free[: -num_ids - 1 : -1]  # as they were freed: neighbours stay neighbours
+        del self._free[-num_ids:]
+        if num_ids <= _FEW:
+            for one in ids:
+                self._taken[one] = 1
+        else:
+            self._taken_array[ids] = 1
+        return ids
+
+    def free(self, ids: Sequence[int]) -> None:
+        """Give ids back.
+
+        Raises:
+            InvariantError: An id is out of bounds, is not taken, or comes twice; nothing is freed.
+        """
+        if len(ids) <= _FEW:
+            self._free_few(ids)
+        else:
+            array = np.asarray(ids, dtype=np.int64)
+            self.check(array)
+            self._taken_array[array] = 0
+            if int(np.count_nonzero(self._taken_array)) != self.num_slots - self.num_free - len(ids):
+                self._taken_array[array] = 1
+                raise InvariantError(f"{self.name}: {len(ids)} ids to free, some of them twice")
+        self._free.extend(reversed(ids))
+
+    def check(self, ids: Sequence[int] | npt.NDArray[np.int64]) -> None:
+        """Refuse ids that are not taken.
+
+        Raises:
+            InvariantError: An id is out of bounds or free.
+        """
+        array = np.asarray(ids, dtype=np.int64)
+        if not array.size:
+            return
+        low, high = int(array.min()), int(array.max())
+        if low < 0 or high >= self.num_slots:
+            wrong = low if low < 0 else high
+            raise InvariantError(f"{self.name}: id {wrong} is outside 0..{self.num_slots - 1}")
+        if not self._taken_array[array].all():
+            wrong = int(array[self._taken_array[array] == 0][0])
+            raise InvariantError(f"{self.name}: id {wrong} is not taken (freed twice?)")
+
+    def _free_few(self, ids: Sequence[int]) -> None:
+        for position, one in enumerate(ids):
+            if not (0 <= one < self.num_slots and self._taken[one]):
+                for earlier in ids[:position]:
+                    self._taken[earlier] = 1
+                what = "not taken (freed twice?)" if 0 <= one < self.num_slots else "out of bounds"
+                raise InvariantError(f"{self.name}: id {one} of {self.num_slots} is {what}")
+            self._taken[one] = 0

@@ -1,0 +1,79 @@
+"""Names of storage objects: ``{namespace}/{scope}/{object}/{shard}/{page_hash}``.
+
+A key says what an object holds, never who wrote it. One function builds keys, one parses them;
+names inside a part are percent-encoded, so that a slash in a pool's name cannot shift the parts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ObjectKey:
+    """The parts of a storage key.
+
+    Attributes:
+        namespace: Digest of everything that changes the meaning of the bytes.
+        scope: Tenant, see page_hash.scope_name.
+        object: Index space, or index space and pools.
+        shard: Which part of the model's bytes, e.g. ``h0-3of8.l0-30``.
+        page_hash: 32 bytes.
+    """
+
+    namespace: str
+    scope: str
+    object: str
+    shard: str
+    page_hash: bytes
+
+    @property
+    def prefix(self) -> str:
+        """Everything before the page hash, with the slash: shared by all pages of an arena."""
+        parts = (self.namespace, self.scope, self.object, self.shard)
+        return "".join(f"{quote(part, safe=_PLAIN)}/" for part in parts)
+
+
+_PLAIN = "-+:,"  # beside letters, digits and ``_.~``
+
+
+def build_key(key: ObjectKey) -> str:
+    """The text of one key."""
+    return key.prefix + key.page_hash.hex()
+
+
+def build_keys(prefix: str, page_hashes: Sequence[bytes]) -> list[str]:
+    """The texts of many keys of one arena, equal to ``build_key`` of each."""
+    digits = b"".join(page_hashes).hex()
+    return [prefix + digits[start : start + 64] for start in range(0, len(digits), 64)]
+
+
+def parse_key(text: str) -> ObjectKey:
+    """The parts of a key's text.
+
+    Raises:
+        ValueError: The text is no key of ours.
+    """
+    parts = text.split("/")
+    if len(parts) != 5 or len(parts[4]) != 64:
+        raise ValueError(f"{text!r} is no storage key: namespace/scope/object/shard/page_hash")
+    namespace, scope, name, shard = (unquote(part) for part in parts[:4])
+    return ObjectKey(namespace, scope, name, shard, bytes.fromhex(parts[4]))
+
+
+def object_name(space: str, pools: Iterable[str] = ()) -> str:
+    """Name of an arena's objects: its index space, and its pools unless they are the main ones."""
+    names = ",".join(quote(pool, safe="") for pool in pools)
+    return quote(space, safe="") + (f":{names}" if names else "")
+
+
+def namespace_digest(manifest: Mapping[str, object]) -> str:
+    """128 bits of SHA-256 over the manifest as canonical JSON, as hex."""
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]

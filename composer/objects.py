@@ -1,0 +1,159 @@
+"""Storage objects of one arena: their keys, their trailers, and whether a read can be trusted.
+
+A trailer says which page an object holds, of which namespace, scope, object and shard, how many
+bytes, and their checksum. A read counts only if its size is exact and its trailer is the one that
+the page must have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from composer.arena import TRAILER_BYTES
+from composer.group import HostArena
+from composer.keys import ObjectKey, build_keys
+from composer.storage import MISSING, PageObjects
+
+TRAILER = np.dtype(
+    [
+        ("magic", "V4"),
+        ("version", "<u2"),
+        ("flags", "<u2"),
+        ("identity", "V8"),
+        ("page_hash", "V32"),
+        ("payload_bytes", "<u8"),
+        ("checksum", "<u8"),
+    ]
+)
+MAGIC = b"KVPL"
+TRAILER_VERSION = 1
+HAS_CHECKSUM = 1  # bit 0 of the flags
+
+_IDENTITY_FIELDS = np.r_[0:6, 8:56]  # all bytes but flags and checksum
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class ReadCheck:
+    """Which objects of a read can be trusted, and how many were refused for which reason."""
+
+    ok: Bools
+    refused: Mapping[str, int]
+
+
+class ArenaObjects:
+    """Turns slots of one arena into storage objects and back."""
+
+    def __init__(self, arena: HostArena, *, checksum: bool) -> None:
+        self.arena, self._checksum = arena, checksum
+        self._bytes = arena.memory.numpy()
+        self._start = arena.memory.data_ptr()
+        self.prefix = lru_cache(maxsize=4096)(self._prefix)
+
+    @property
+    def object_bytes(self) -> int:
+        return self.arena.spec.object_bytes
+
+    def keys(self, scope: str, page_hashes: Sequence[bytes]) -> list[str]:
+        """The storage keys of pages in one scope."""
+        return build_keys(self.prefix(scope)[0], page_hashes)
+
+    def seal(self, scope: str, slots: Sequence[int], page_hashes: Sequence[bytes]) -> PageObjects:
+        """Objects ready to be put: their trailers are written."""
+        rows = self._expected(scope, page_hashes)
+        if self._checksum:
+            rows["flags"] = HAS_CHECKSUM
+            rows["checksum"] = self.checksums(slots)
+        self.arena.trailers[np.asarray(slots, dtype=np.int64)] = _as_bytes(rows)
+        return self._objects(scope, slots, page_hashes)
+
+    def blank(self, scope: str, slots: Sequence[int], page_hashes: Sequence[bytes]) -> PageObjects:
+        """Objects ready to be read into: their trailers are poisoned."""
+        self.arena.trailers[np.asarray(slots, dtype=np.int64)] = 0xFF
+        return self._objects(scope, slots, page_hashes)
+
+    def check(
+        self,
+        scope: str,
+        slots: Sequence[int],
+        page_hashes: Sequence[bytes],
+        num_bytes: npt.NDArray[np.int64],
+    ) -> ReadCheck:
+        """Judge a read by what the backend returned and by the trailers now in memory."""
+        rows = self.arena.trailers[np.asarray(slots, dtype=np.int64)]
+        expected = _as_bytes(self._expected(scope, page_hashes))
+        sized = num_bytes == self.object_bytes
+        same = (rows[:, _IDENTITY_FIELDS] == expected[:, _IDENTITY_FIELDS]).all(axis=1)
+        ok = sized & same
+        refused = {
+            "missing": int(np.count_nonzero(num_bytes == MISSING)),
+            "failed": int(np.count_nonzero(num_bytes < MISSING)),
+            "wrong_size": int(np.count_nonzero((num_bytes >= 0) & ~sized)),
+            "wrong_identity": int(np.count_nonzero(sized & ~same)),
+        }
+        if self._checksum:
+            trailers = rows.view(TRAILER).reshape(-1)
+            flagged = (trailers["flags"] & HAS_CHECKSUM) != 0
+            refused["no_checksum"] = int(np.count_nonzero(ok & ~flagged))
+            ok &= flagged
+            candidates = np.flatnonzero(ok)
+            found = self.checksums([slots[index] for index in candidates])
+            wrong = candidates[found != trailers["checksum"][candidates]]
+            refused["wrong_checksum"] = len(wrong)
+            ok[wrong] = False
+        return ReadCheck(ok, {reason: count for reason, count in refused.items() if count})
+
+    def checksums(self, slots: Sequence[int]) -> npt.NDArray[np.uint64]:
+        """XXH3-64 of each slot's bytes in object order, padding included, trailer not."""
+        parts = self.arena.parts
+        ends = parts.num_bytes.copy()
+        ends[-1] -= TRAILER_BYTES
+        starts = parts.addresses(slots) - self._start
+        if len(ends) == 1:
+            size = int(ends[0])
+            digests = [
+                xxhash.xxh3_64_intdigest(self._bytes[start : start + size])
+                for start in starts[:, 0].tolist()
+            ]
+        else:
+            digests = [self._checksum_parts(row, ends.tolist()) for row in starts.tolist()]
+        return np.array(digests, dtype=np.uint64)
+
+    def _checksum_parts(self, starts: list[int], sizes: list[int]) -> int:
+        digest = xxhash.xxh3_64()
+        for start, size in zip(starts, sizes):
+            digest.update(self._bytes[start : start + size])
+        return digest.intdigest()
+
+    def _objects(
+        self, scope: str, slots: Sequence[int], page_hashes: Sequence[bytes]
+    ) -> PageObjects:
+        parts = self.arena.parts
+        return PageObjects(self.keys(scope, page_hashes), parts.addresses(slots), parts.num_bytes)
+
+    def _expected(self, scope: str, page_hashes: Sequence[bytes]) -> npt.NDArray[np.void]:
+        rows = np.zeros(len(page_hashes), dtype=TRAILER)
+        rows["magic"] = np.void(MAGIC)
+        rows["version"] = TRAILER_VERSION
+        rows["identity"] = np.void(self.prefix(scope)[1])
+        rows["page_hash"] = np.frombuffer(b"".join(page_hashes), dtype="V32")
+        rows["payload_bytes"] = self.arena.spec.payload_bytes
+        return rows
+
+    def _prefix(self, scope: str) -> tuple[str, bytes]:
+        """Key text before the page hash, and the trailer's identity."""
+        spec = self.arena.spec
+        prefix = ObjectKey(spec.namespace, scope, spec.name, spec.shard, b"").prefix
+        return prefix, hashlib.sha256(prefix.encode("utf-8")).digest()[:8]
+
+
+def _as_bytes(rows: npt.NDArray[np.void]) -> npt.NDArray[np.uint8]:
+    return rows.view(np.uint8).reshape(-1, TRAILER_BYTES)

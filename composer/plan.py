@@ -1,0 +1,232 @@
+"""All sizes of a stack, computed without allocating anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
+
+from composer.arena import ArenaSpec, make_arenas
+from composer.errors import ConfigError, Problems
+from composer.keys import namespace_digest
+from composer.layout import ALIGNMENT
+from composer.schema import StackConfig
+from composer.spec import ModelSpec, PoolSpec
+from composer.units import format_bytes, parse_bytes
+
+
+@dataclass(frozen=True)
+class SpacePlan:
+    """One index space: what a slot (a page or a state) costs, and how many there are.
+
+    Attributes:
+        pools: The pools that share the ids, the owner first.
+        is_state: Slots are states, not pages.
+        window_pages: Slots before a boundary that a checkpoint keeps; None: all pages are kept.
+        host_slot_bytes: Bytes of one slot in the host tier, padding and trailer included.
+        device_slot_bytes: Bytes of one slot in the device tier, scratch pools included.
+    """
+
+    name: str
+    pools: tuple[PoolSpec, ...]
+    arenas: tuple[ArenaSpec, ...]
+    is_state: bool
+    window_pages: int | None
+    host_slot_bytes: int
+    device_slot_bytes: int
+    num_host_slots: int = 0
+    num_device_slots: int = 0
+
+
+@dataclass(frozen=True)
+class StackPlan:
+    """Everything that is known about a stack before memory is touched.
+
+    Attributes:
+        spaces: Index spaces by name.
+        checkpoint_pages: Pages between two checkpoints.
+        host_budget_bytes: Host memory less what stays free.
+    """
+
+    spec: ModelSpec
+    spaces: Mapping[str, SpacePlan]
+    arenas: tuple[ArenaSpec, ...]
+    page_size: int
+    checkpoint_pages: int
+    host_budget_bytes: int
+    device_budget_bytes: int
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that the host tier allocates."""
+        return sum(arena_bytes(a, self.spaces[a.space].num_host_slots) for a in self.arenas)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that the device tier allocates."""
+        return sum(s.num_device_slots * s.device_slot_bytes for s in self.spaces.values())
+
+    @cached_property
+    def namespace(self) -> str:
+        """One digest over the namespaces of all arenas."""
+        return namespace_digest({arena.name: arena.namespace for arena in self.arenas})
+
+    def objects_per_million_tokens(self) -> int:
+        """Storage objects that 1 M tokens leave when every checkpoint is kept."""
+        pages = 1_000_000 / self.page_size
+        checkpoints = pages / self.checkpoint_pages
+        return ceil(
+            sum(
+                pages if a.window_pages is None else min(pages, checkpoints * a.window_pages)
+                for a in self.arenas
+            )
+        )
+
+    def bytes_per_million_tokens(self) -> int:
+        """Bytes of those objects."""
+        pages = 1_000_000 / self.page_size
+        checkpoints = pages / self.checkpoint_pages
+        return ceil(
+            sum(
+                a.object_bytes
+                * (pages if a.window_pages is None else min(pages, checkpoints * a.window_pages))
+                for a in self.arenas
+            )
+        )
+
+
+def arena_bytes(arena: ArenaSpec, num_slots: int) -> int:
+    """Host bytes of an arena: its slots, and the rounding of its sections' starts."""
+    return num_slots * arena.object_bytes + _rounding(arena)
+
+
+def make_plan(config: StackConfig, spec: ModelSpec) -> StackPlan:
+    """Sizes of everything that ``config`` asks for.
+
+    Raises:
+        ConfigError: A budget is no size, or holds not one page of every pool; an axis order
+            cannot interleave its pools.
+    """
+    problems = Problems()
+    arenas = make_arenas(spec)
+    checkpoint_pages = ceil(config.checkpoint_tokens / spec.page_size)
+    spaces = {name: _space(spec, name, arenas) for name in spec.spaces}
+    for arena in arenas:
+        with problems.absorbing():
+            arena.place(1)
+    host = _size(problems, "host.memory", config.host.memory)
+    reserve = _size(problems, "host.reserve", config.host.reserve)
+    device = _size(problems, "device.memory", config.device.memory)
+    problems.raise_if_any()
+    rounding = sum(_rounding(arena) for arena in arenas)
+    counts: dict[str, dict[str, int]] = {"host": {}, "device": {}}
+    for tier, budget in (("host", host - reserve - rounding), ("device", device)):
+        slot_bytes = {name: getattr(s, f"{tier}_slot_bytes") for name, s in spaces.items()}
+        split = _Split(f"{tier}.memory", budget, slot_bytes, spaces, checkpoint_pages)
+        with problems.absorbing():
+            counts[tier] = split.counts(spec.anchor)
+    problems.raise_if_any()
+    sized = {
+        name: replace(
+            space, num_host_slots=counts["host"][name], num_device_slots=counts["device"][name]
+        )
+        for name, space in spaces.items()
+    }
+    return StackPlan(spec, sized, arenas, spec.page_size, checkpoint_pages, host - reserve, device)
+
+
+def _space(spec: ModelSpec, name: str, arenas: tuple[ArenaSpec, ...]) -> SpacePlan:
+    own = tuple(arena for arena in arenas if arena.space == name)
+    pools = spec.spaces[name]
+    return SpacePlan(
+        name=name,
+        pools=pools,
+        arenas=own,
+        is_state=spec.is_state(name),
+        window_pages=spec.window_pages(pools) if spec.is_trailing(name) else None,
+        host_slot_bytes=sum(arena.object_bytes for arena in own),
+        device_slot_bytes=sum(pool.page_bytes for pool in pools),
+    )
+
+
+@dataclass(frozen=True)
+class _Split:
+    """One budget, divided over index spaces.
+
+    A unit is ``checkpoint_pages`` of every space that keeps all pages and one checkpoint of every
+    trailing space: as many units as fit, and what is left goes to the anchor.
+    """
+
+    key: str
+    budget: int
+    slot_bytes: Mapping[str, int]
+    spaces: Mapping[str, SpacePlan]
+    checkpoint_pages: int
+
+    def counts(self, anchor: str | None) -> dict[str, int]:
+        """Slots of each space.
+
+        Raises:
+            ConfigError: The budget holds not one page and one checkpoint.
+        """
+        least = {name: space.window_pages or 1 for name, space in self.spaces.items()}
+        needed = self._bytes(least)
+        if needed > self.budget:
+            raise ConfigError.of(
+                self.key,
+                f"{format_bytes(max(self.budget, 0))} holds not one page of every pool: "
+                f"that takes {needed:,} bytes ({format_bytes(needed)}), {self._parts(least)}",
+                f"Raise {self.key} to {ceil(needed / 2**20) + 1}MiB or more, or lower page_size",
+            )
+        if any(space.pools[0].weight is not None for space in self.spaces.values()):
+            return self._by_weight(least)
+        unit = {
+            name: space.window_pages or self.checkpoint_pages
+            for name, space in self.spaces.items()
+        }
+        num_units = self.budget // max(self._bytes(unit), 1)
+        counts = {n: num_units * unit[n] for n in unit} if num_units else least
+        if anchor is not None and self.slot_bytes[anchor]:
+            counts[anchor] += (self.budget - self._bytes(counts)) // self.slot_bytes[anchor]
+        return counts
+
+    def _by_weight(self, least: Mapping[str, int]) -> dict[str, int]:
+        problems, counts = Problems(), {}
+        weights = {name: space.pools[0].weight for name, space in self.spaces.items()}
+        total = sum(weight or 0.0 for weight in weights.values())
+        for name, weight in weights.items():
+            share = int(self.budget * (weight or 0.0) / total) if total > 0 else 0
+            slot_bytes = self.slot_bytes[name]
+            counts[name] = share // slot_bytes if slot_bytes else least[name]
+            if counts[name] < least[name]:
+                problems.add(
+                    f"pools.{name}.weight",
+                    f"{weight} of {total:g} gives {format_bytes(share)} of {self.key}, and "
+                    f"{least[name]} slots take {format_bytes(least[name] * self.slot_bytes[name])}",
+                    "Give every index space a weight that holds them, or none a weight",
+                )
+        problems.raise_if_any()
+        return counts
+
+    def _bytes(self, counts: Mapping[str, int]) -> int:
+        return sum(count * self.slot_bytes[name] for name, count in counts.items())
+
+    def _parts(self, counts: Mapping[str, int]) -> str:
+        return ", ".join(
+            f"{name} {count} x {self.slot_bytes[name]:,}" for name, count in counts.items()
+        )
+
+
+def _rounding(arena: ArenaSpec) -> int:
+    """Bytes that rounding the sections' starts may add, at most."""
+    return ALIGNMENT * (len(arena.sections) + 1)
+
+
+def _size(problems: Problems, key: str, text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        problems.add(key, str(error))
+        return 0
+
