@@ -19,9 +19,13 @@ MAX_LINES, MAX_TEST_LINES, MAX_FUNCTION_LINES = 300, 400, 50
 HYDRA = ("hydra", "omegaconf")
 THREADS = ("threading", "concurrent", "multiprocessing", "asyncio", "queue")
 CONFIG_SIDE = (
-    "composer.config_errors",
     "composer.registry",
     "composer.schema_store",
+    "composer.config_plain",
+    "composer.config_overlay",
+    "composer.config_loader",
+    "composer.config_origins",
+    "composer.config_diagnosis",
     "composer.config",
     "composer.hydra_ext",
 )
@@ -51,6 +55,8 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
             "composer.expression",
             "composer.layers",
             "composer.split",
+            "composer.relations",
+            "composer.resolve_pool",
             "composer.resolve",
             "composer.layout",
             "composer.page_hash",
