@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Dict, List, Optional, Union  # noqa: UP035  (OmegaConf reads these)
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Union  # noqa: UP035  (OmegaConf reads these)
 
 from omegaconf import MISSING
 
-Dimension = Union[int, str]
+if TYPE_CHECKING:
+    Dimension = Union[int, str]
+else:
+    # OmegaConf 2.3 cannot compose a Union inside the values of a Dict; typed.py checks it instead.
+    Dimension = Any
 
 
 class Unit(Enum):
@@ -52,12 +56,13 @@ class SplitConfig:
     Attributes:
         axis: Axis of the row's shape that is cut.
         parts: Lengths of the parts along the axis, each cut by itself; None: one part, all of it.
-        unit_size: Length of the piece that is never cut, e.g. a head of 128 channels.
+        unit_size: Length of the piece that is never cut, e.g. a head of 128 channels; a list where
+            the parts' pieces differ.
     """
 
     axis: int = 0
     parts: Optional[List[Dimension]] = None
-    unit_size: Dimension = 1
+    unit_size: Any = 1  # a dimension, or a list with one per part
 
 
 @dataclass
@@ -178,6 +183,7 @@ class StackConfig:
     anchor: Optional[str] = None
     num_layers: Dimension = MISSING
     num_draft_layers: Dimension = 0
+    dims: Dict[str, Any] = field(default_factory=dict)  # the family's own names for dimensions
     dtypes: Dict[str, str] = field(default_factory=dict)
     pools: Dict[str, Optional[PoolConfig]] = field(default_factory=dict)
     engines: Dict[str, EngineOverlay] = field(default_factory=dict)

@@ -1,0 +1,122 @@
+"""Reads a configuration: presets and overrides in, a checked config or plain dataclasses out.
+
+``load_config`` composes YAML, ``to_stack_config`` ends the life of every OmegaConf object. Neither
+touches Hydra's globals, the working directory or logging, so both work in any host program, in
+threads and in worker processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TypeVar
+
+from omegaconf import DictConfig, OmegaConf
+
+from composer.config_diagnosis import diagnose
+from composer.config_loader import Composition, Request
+from composer.config_origins import Origins
+from composer.config_overlay import typed_config
+from composer.config_plain import refuse_resolvers, to_plain
+from composer.errors import ConfigError, Problems
+from composer.schema import CliConfig, StackConfig
+
+_Config = TypeVar("_Config", bound=StackConfig)
+
+_CLI_ONLY = {each.name for each in fields(CliConfig)} - {each.name for each in fields(StackConfig)}
+
+
+def load_config(
+    model: str | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    config_name: str = "config",
+    extra_dirs: Sequence[str | Path] = (),
+) -> DictConfig:
+    """Compose a model preset with overrides, and check all of it.
+
+    Args:
+        model: Name of a preset in the group ``model``; None: the default one.
+        overrides: In Hydra's grammar, e.g. ``["backend=file", "host.memory=8GiB"]``.
+        config_name: Root file; another one may come from ``extra_dirs``.
+        extra_dirs: Folders with groups of your own (``model/mine.yaml``), which win over ours.
+
+    Returns:
+        A resolved config, typed by the schema. ``to_stack_config`` takes it, and any later change.
+
+    Raises:
+        ConfigError: Every mistake that was found, each with its file and line or override.
+    """
+    request = Request.of(model, overrides, config_name, extra_dirs)
+    try:
+        composition = Composition.of(request)
+        config = composition.merge()
+    except Exception as error:  # Hydra and OmegaConf raise nearly anything on odd input
+        raise diagnose(error, request) from error
+    try:
+        refuse_foreign(config)
+        _convert(CliConfig, config)
+    except ConfigError as error:
+        raise Origins(composition).explain(error) from None
+    OmegaConf.resolve(config)
+    return config
+
+
+def to_stack_config(config: DictConfig | StackConfig) -> StackConfig:
+    """Plain dataclasses of a config, the engine's convention laid over, nulls dropped.
+
+    Args:
+        config: From ``load_config``, or the part of a host's own config that holds a stack.
+
+    Raises:
+        ConfigError: Unknown or misspelt keys, wrong types, missing values, import paths: all.
+    """
+    if isinstance(config, DictConfig):
+        return _convert(StackConfig, config)
+    return _convert(StackConfig, OmegaConf.structured(config))
+
+
+def to_cli_config(config: DictConfig) -> CliConfig:
+    """The same for all that the command takes.
+
+    Raises:
+        ConfigError: As ``to_stack_config``.
+    """
+    return _convert(CliConfig, config)
+
+
+def refuse_foreign(config: DictConfig) -> None:
+    """Check that presets and overrides call no resolver, such as ``${oc.env:...}``.
+
+    Raises:
+        ConfigError: With every value that does.
+    """
+    problems = Problems()
+    refuse_resolvers(config, problems)
+    problems.raise_if_any()
+
+
+def attach_origins(
+    error: ConfigError,
+    model: str | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    config_name: str = "config",
+    extra_dirs: Sequence[str | Path] = (),
+) -> ConfigError:
+    """The same error, each problem with the file and line or the override that set its key."""
+    request = Request.of(model, overrides, config_name, extra_dirs)
+    return Origins(Composition.of(request)).explain(error)
+
+
+def _convert(cls: type[_Config], config: DictConfig) -> _Config:
+    problems = Problems()
+    data = to_plain(config, problems)
+    problems.raise_if_any()
+    if cls is StackConfig and OmegaConf.get_type(config) is CliConfig:
+        data = {name: value for name, value in data.items() if name not in _CLI_ONLY}
+    typed = typed_config(cls, data, problems)
+    problems.raise_if_any()
+    assert typed is not None  # or there is a problem
+    return typed

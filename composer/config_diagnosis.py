@@ -1,0 +1,147 @@
+"""Finds all mistakes of a request that does not compose.
+
+Hydra stops at the first. So the request is composed again without the schema, where no type error
+can end it; its overrides are applied one by one; and what comes out is checked as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from typing import Any, get_args, get_origin
+
+import yaml
+from hydra.core.override_parser.types import Override
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from composer.config_loader import Composition, Request
+from composer.config_origins import Origins
+from composer.config_overlay import typed_config
+from composer.config_plain import refuse_resolvers, to_plain
+from composer.errors import ConfigError, Problem, Problems, did_you_mean
+from composer.schema import CliConfig
+from composer.typed import field_types, without_none
+
+
+def diagnose(error: Exception, request: Request) -> ConfigError:
+    """Everything that is wrong with a request on which composing failed with ``error``."""
+    try:
+        composition = Composition.of(request, typed=False)
+    except Exception as cause:  # an override that does not parse, a root that does not exist
+        return ConfigError([_problem(cause)])
+    origins = Origins(composition)
+    problems = Problems()
+    _check_choices(composition, problems)
+    if not problems.found:
+        try:
+            _check_values(composition, problems)
+        except Exception as cause:  # a file that is no YAML, a parent that does not exist
+            return ConfigError([_problem(cause, composition)])
+    if not problems.found:
+        return origins.explain(ConfigError([_problem(error, composition)]))
+    return origins.explain(ConfigError(problems.found))
+
+
+def _check_choices(composition: Composition, problems: Problems) -> None:
+    for override in composition.choices():
+        group, name = override.key_or_group, override.value()
+        options = composition.repository.get_group_options(group)
+        if isinstance(name, str) and not override.is_delete() and name not in options:
+            reason, fix = _no_such_choice(name, options)
+            problems.add(group, reason, fix, f"override '{override.input_line}'")
+
+
+def _check_values(composition: Composition, problems: Problems) -> None:
+    config = composition.merge(apply_values=False)
+    OmegaConf.set_struct(config, False)
+    for override in composition.values():
+        _apply(override, config, problems)
+    refuse_resolvers(config, problems)
+    data = to_plain(config, problems)
+    if data:  # else the interpolations have to be mended first
+        typed_config(CliConfig, data, problems)
+
+
+def _apply(override: Override, config: DictConfig, problems: Problems) -> None:
+    """Apply one override to an untyped config, or note why it cannot be."""
+    key, origin = override.key_or_group, f"override '{override.input_line}'"
+    unknown = _unknown_part(key.split("."), config, adds=override.is_add())
+    if unknown and not override.is_force_add():
+        problems.add(*unknown, origin)
+    elif override.is_delete():
+        parent, _, name = key.rpartition(".")
+        del (OmegaConf.select(config, parent) if parent else config)[name]
+    else:
+        OmegaConf.update(config, key, override.value(), merge=True, force_add=True)
+
+
+def _unknown_part(parts: list[str], config: Any, *, adds: bool) -> tuple[str, str, str] | None:
+    """Key, reason and fix of the first part of a dotted key that is not there.
+
+    Args:
+        adds: The last part may be new, as behind ``+``.
+    """
+    hint: Any = CliConfig
+    node = OmegaConf.to_container(config, resolve=False)
+    for index, part in enumerate(parts):
+        hint, _ = without_none(hint)
+        here = node if isinstance(node, Mapping) else {}
+        key = ".".join(parts[: index + 1])
+        if is_dataclass(hint):
+            fields = field_types(hint)  # type: ignore[arg-type]
+            if part not in fields:
+                return key, f"there is no key '{part}' here", did_you_mean(part, fields)
+            hint = fields[part]
+        elif isinstance(node, Mapping) or get_origin(hint) is dict:
+            if part not in here and not (adds and index == len(parts) - 1):
+                fix = did_you_mean(part, map(str, here))
+                return key, f"there is no '{part}' here", fix
+            hint = get_args(hint)[1] if get_origin(hint) is dict else Any
+        node = here.get(part)
+    return None
+
+
+def _no_such_choice(name: str, options: list[str]) -> tuple[str, str]:
+    """Reason and fix: the nearest choice, and all there are."""
+    known = f"Known: {', '.join(sorted(options))}"
+    fix = did_you_mean(name, options)
+    return f"there is no '{name}'", fix if fix == known else f"{fix} {known}"
+
+
+def _problem(error: BaseException, composition: Composition | None = None) -> Problem:
+    """The one problem that an error of Hydra, OmegaConf or YAML stands for."""
+    if isinstance(error, OverrideParseException):
+        return Problem("", _one_line(error), "", f"override '{error.override}'")
+    if isinstance(error, MissingConfigException):
+        return _missing_file(error, composition)
+    for cause in _chain(error):
+        if isinstance(cause, yaml.MarkedYAMLError) and cause.problem_mark is not None:
+            mark = cause.problem_mark
+            return Problem("", f"is no YAML: {cause.problem}", "", f"{mark.name}:{mark.line + 1}")
+    keyed = [each for each in _chain(error) if isinstance(each, OmegaConfBaseException)]
+    if keyed and keyed[-1].full_key:
+        return Problem(keyed[-1].full_key, str(keyed[-1].msg or keyed[-1]).splitlines()[0])
+    return Problem("", _one_line(error))
+
+
+def _missing_file(error: MissingConfigException, composition: Composition | None) -> Problem:
+    group, _, name = (error.missing_cfg_file or "").rpartition("/")
+    if composition is None or not name:
+        return Problem("", _one_line(error))
+    reason, fix = _no_such_choice(name, composition.repository.get_group_options(group))
+    # "In 'model/mine': Could not load 'model/parent'": the file is named nowhere else
+    _, quote, rest = str(error).partition("In '")
+    origin = Origins(composition).of_text(rest.partition("'")[0], name) if quote else ""
+    return Problem(group, reason, fix, origin)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
