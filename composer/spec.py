@@ -23,13 +23,13 @@ class Split:
     Attributes:
         axis: Axis of the row's shape.
         parts: Length of each part on the whole model; they add up to the axis.
-        unit_size: Length of the piece that is never cut.
+        unit_size: Per part, length of the piece that is never cut, e.g. a head.
         unit_ranges: Per part, first and past-the-last unit that this rank holds.
     """
 
     axis: int
     parts: tuple[int, ...]
-    unit_size: int
+    unit_size: tuple[int, ...]
     unit_ranges: tuple[tuple[int, int], ...]
 
 
