@@ -1,0 +1,282 @@
+"""Pages in a Mooncake store: straight between registered memory and a segment."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from composer.backends.common import Calls, Counts, RegisteredMemory
+from composer.backends.mooncake_client import MooncakeClient, can_connect
+from composer.backends.mooncake_library import (
+    LEASE_EXPIRED,
+    NO_SPACE,
+    NOT_FOUND,
+    NOT_READY,
+    code_name,
+)
+from composer.backends.mooncake_segment import Populating, fits_in_memory, segment_base
+from composer.backends.mooncake_store import EmbeddedStore, http_get
+from composer.errors import BackendError, ConfigError, InvariantError
+from composer.storage import FAILED, MISSING, PageObjects
+from composer.units import parse_bytes
+
+EVICTION_S = 0.012  # the master makes room every 10 ms
+_MISSES = [NOT_FOUND, NOT_READY, LEASE_EXPIRED]
+
+# (keys, pointers, sizes) -> a code per key, as the library takes and gives them.
+_Call = Callable[[list[str], list[Any], list[Any]], list[int]]
+
+
+class MooncakeBackend:
+    """A client of a Mooncake store, and the store itself if no address was given."""
+
+    @dataclass
+    class Params:
+        """Settings of the Mooncake backend.
+
+        Attributes:
+            address: ``host:port`` of the master. None: start a store of our own, on loopback.
+            metrics_address: ``host:port`` of the master's HTTP server, for listings; known by
+                itself for a store of our own.
+            segment: Memory lent to the store.
+            segment_in: ``self``: this process lends the segment, and objects in it die with it.
+                ``holder``: a child process of our own store does; with ``address``, nobody.
+            protocol: ``tcp`` or ``rdma``.
+            rdma_devices: Names of RDMA devices, separated by commas.
+            rpc_timeout_s: Longest wait for an answer; the first client of a process decides.
+            reprove_s: How often at most a page is asked for that was written, not yet seen.
+            lease_s: How long our own store keeps an object after it was asked for or read.
+            prepopulate: Whether the memory of our segment is touched in the background.
+        """
+
+        address: str | None = None
+        metrics_address: str | None = None
+        segment: str = "8GiB"
+        segment_in: str = "self"
+        protocol: str = "tcp"
+        rdma_devices: str = ""
+        rpc_timeout_s: float = 30.0
+        reprove_s: float = 10.0
+        lease_s: float = 5.0
+        prepopulate: bool = True
+
+    def __init__(self, params: Params | None = None) -> None:
+        params = params or self.Params()
+        segment_bytes = _segment_bytes(params)
+        own_bytes = segment_bytes if params.segment_in == "self" else 0
+        self._counts = Counts()
+        self._memory = RegisteredMemory()
+        self._calls = Calls("mooncake", survives_fork=False)
+        self._close_timeout_s = 2 * params.rpc_timeout_s
+        self._populating: Populating | None = None
+        self.embedded: EmbeddedStore | None = None
+        if params.address is None:
+            self.embedded = EmbeddedStore(segment_bytes, not own_bytes, lease_s=params.lease_s)
+        try:
+            self._client = MooncakeClient(
+                self.embedded.address if self.embedded else str(params.address),
+                segment_bytes=own_bytes,
+                protocol=params.protocol,
+                rdma_devices=params.rdma_devices,
+                rpc_timeout_s=params.rpc_timeout_s,
+            )
+        except BaseException:
+            self._close_embedded()
+            raise
+        self._metrics_address = (
+            self.embedded.metrics_address if self.embedded else params.metrics_address
+        )
+        if own_bytes and params.prepopulate:
+            self._populate(own_bytes)
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the master, for other processes."""
+        return self._client.address
+
+    def register(self, buffers: Sequence[tuple[int, int]]) -> None:
+        """Make memory known to the library, and to our own check (TCP has none)."""
+        with self._calls.enter():
+            self._memory.add(buffers)
+            for address, num_bytes in buffers:
+                if (code := self._client.store.register_buffer(address, num_bytes)) != 0:
+                    raise BackendError(
+                        f"Mooncake refuses to register {num_bytes} bytes at {address:#x}: "
+                        f"code {code} ({code_name(code)})"
+                    )
+
+    def exists(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Ask the master; a key that exists is kept for a lease."""
+        with self._calls.enter():
+            codes = np.array(self._client.store.batch_is_exist(_names(keys)), np.int64)
+        self._count_failures("exists", codes)
+        return codes == 1
+
+    def put(self, objects: PageObjects) -> npt.NDArray[np.bool_]:
+        """Write objects; a full store is tried once more, after it had time to evict."""
+        with self._calls.enter():
+            codes = self._move(objects, self._write, NO_SPACE, "put_retries", EVICTION_S)
+        taken = codes == 0
+        self._counts.add(put_bytes=int(taken.sum()) * objects.object_bytes)
+        self._count_failures("put", codes)
+        return taken
+
+    def get(self, objects: PageObjects) -> npt.NDArray[np.int64]:
+        """Read objects; one whose lease ended meanwhile is read once more."""
+        with self._calls.enter():
+            codes = self._move(objects, self._read, LEASE_EXPIRED, "get_retries", 0)
+        full = codes == objects.object_bytes
+        self._counts.add(get_bytes=int(full.sum()) * objects.object_bytes)
+        if full.all():
+            return codes
+        self._count_failures("get", codes)
+        return np.where(codes >= 0, codes, np.where(np.isin(codes, _MISSES), MISSING, FAILED))
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Keys that the master knows, by its HTTP server: no lease, no load on the store.
+
+        Raises:
+            BackendError: The address of that server is unknown, or it does not answer.
+        """
+        with self._calls.enter():
+            if self._metrics_address is None:
+                raise BackendError(
+                    "listing the keys of a Mooncake store needs the HTTP address of its master: "
+                    "set backend.metrics_address=host:port"
+                )
+            lines = http_get(self._metrics_address, "/get_all_keys").decode().split("\n")
+        return [key for line in lines if line and (key := _key(line)).startswith(prefix)]
+
+    def remove(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Remove objects; one under a lease stays, and is False."""
+        with self._calls.enter():
+            codes = np.array(self._client.store.batch_remove(_names(keys), False), np.int64)
+        self._count_failures("remove", codes)
+        return (codes == 0) | (codes == NOT_FOUND)
+
+    def counters(self) -> Mapping[str, int]:
+        """Bytes, retries, ``full``, and failures by operation and the library's reason."""
+        return self._counts.snapshot()
+
+    def close(self) -> None:
+        """Leave the store, and end it if it is our own.
+
+        The library keeps the interpreter to itself for up to about 2 s. A client that is still in
+        a call, or whose master is gone, is left alone: to close it could take a minute.
+        """
+        if not self._calls.shut():
+            return
+        if self._calls.forked:
+            self._client.abandon()
+            return
+        if self._populating is not None:
+            self._populating.stop()
+        if self._calls.wait(self._close_timeout_s) and can_connect(self.address):
+            self._client.close()
+        else:
+            self._counts.add(abandoned_clients=1)
+            self._client.abandon()
+        self._close_embedded()
+
+    def _close_embedded(self) -> None:
+        if self.embedded is not None:
+            self.embedded.close()
+
+    def _populate(self, num_bytes: int) -> None:
+        base = None
+        if fits_in_memory(num_bytes):
+            base = segment_base(self._client.store, self._client.config)
+        if base is None:
+            self._counts.add(populate_skipped=1)
+        else:
+            self._populating = Populating(base, num_bytes, self._counts)
+
+    def _write(self, keys: list[str], pointers: list[Any], sizes: list[Any]) -> list[int]:
+        store, config = self._client.store, self._client.config
+        if isinstance(sizes[0], int):
+            return store.batch_put_from(keys, pointers, sizes, config)  # type: ignore[no-any-return]
+        return store.batch_put_from_multi_buffers(keys, pointers, sizes, config)  # type: ignore[no-any-return]
+
+    def _read(self, keys: list[str], pointers: list[Any], sizes: list[Any]) -> list[int]:
+        store = self._client.store
+        if isinstance(sizes[0], int):
+            return store.batch_get_into(keys, pointers, sizes)  # type: ignore[no-any-return]
+        return store.batch_get_into_multi_buffers(keys, pointers, sizes)  # type: ignore[no-any-return]
+
+    def _move(
+        self, objects: PageObjects, call: _Call, retried: int, counter: str, after_s: float
+    ) -> npt.NDArray[np.int64]:
+        """Codes of a call for all objects, made again for those that answered ``retried``."""
+        keys, addresses = _names(objects.keys), objects.addresses
+        if len(set(keys)) != len(keys):
+            raise InvariantError("a key occurs twice in one batch: one of the two would be lost")
+        self._memory.check(objects)
+        codes = self._in_chunks(call, keys, addresses, objects.part_bytes)
+        again = np.flatnonzero(codes == retried)
+        if again.size:
+            self._counts.add(**{counter: again.size})
+            time.sleep(after_s)
+            some = [keys[index] for index in again]
+            codes[again] = self._in_chunks(call, some, addresses[again], objects.part_bytes)
+        return codes
+
+    def _in_chunks(
+        self,
+        call: _Call,
+        keys: list[str],
+        addresses: npt.NDArray[np.int64],
+        part_bytes: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.int64]:
+        """Codes of a call for all keys, no more transfers in flight than the library bears."""
+        transfers, num_parts = self._client.transfers, len(part_bytes)
+        step = max(1, transfers.chunk // num_parts)
+        sizes, codes = part_bytes.tolist(), np.empty(len(keys), np.int64)
+        for first in range(0, len(keys), step):
+            chunk = keys[first : first + step]
+            pointers = addresses[first : first + step]
+            with transfers.taking(len(chunk) * num_parts):
+                if num_parts == 1:
+                    answers = call(chunk, pointers[:, 0].tolist(), sizes * len(chunk))
+                else:
+                    answers = call(chunk, pointers.tolist(), [sizes] * len(chunk))
+            codes[first : first + step] = answers
+        return codes
+
+    def _count_failures(self, operation: str, codes: npt.NDArray[np.int64]) -> None:
+        failures = codes[codes < 0]
+        if failures.size:
+            for code, count in zip(*np.unique(failures, return_counts=True), strict=True):
+                name = "full" if code == NO_SPACE else f"{operation}_{code_name(int(code))}"
+                self._counts.add(**{name: int(count)})
+
+
+def _segment_bytes(params: MooncakeBackend.Params) -> int:
+    if params.segment_in not in ("self", "holder"):
+        raise ConfigError.of(
+            "backend.segment_in", f"{params.segment_in!r} is no place", "Write self or holder"
+        )
+    try:
+        return parse_bytes(params.segment)
+    except ValueError as error:
+        raise ConfigError.of("backend.segment", str(error)) from error
+
+
+def _names(keys: Sequence[str]) -> list[str]:
+    """Keys as the store knows them: without the newline, which separates them in a listing."""
+    text = "".join(keys)
+    if "\n" not in text and "\\" not in text:
+        return keys if isinstance(keys, list) else list(keys)
+    return [key.replace("\\", "\\\\").replace("\n", "\\n") for key in keys]
+
+
+def _key(name: str) -> str:
+    """The key of a name in a listing; ``_names`` backwards."""
+    if "\\" not in name:
+        return name
+    return re.sub(r"\\(.)", lambda escape: "\n" if escape[1] == "n" else escape[1], name)
