@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from composer.backends.common import Calls, Counts, RegisteredMemory
-from composer.backends.mooncake_client import MooncakeClient, can_connect
+from composer.backends.mooncake_client import (
+    MooncakeClient,
+    Transfer,
+    can_connect,
+    to_key,
+    to_names,
+)
 from composer.backends.mooncake_library import (
     LEASE_EXPIRED,
     NO_SPACE,
@@ -28,9 +32,6 @@ from composer.units import parse_bytes
 
 EVICTION_S = 0.012  # the master makes room every 10 ms
 _MISSES = [NOT_FOUND, NOT_READY, LEASE_EXPIRED]
-
-# (keys, pointers, sizes) -> a code per key, as the library takes and gives them.
-_Call = Callable[[list[str], list[Any], list[Any]], list[int]]
 
 
 class MooncakeBackend:
@@ -114,15 +115,21 @@ class MooncakeBackend:
     def exists(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Ask the master; a key that exists is kept for a lease."""
         with self._calls.enter():
-            codes = np.array(self._client.store.batch_is_exist(_names(keys)), np.int64)
+            codes = self._client.exists(to_names(keys))
         self._count_failures("exists", codes)
-        return codes == 1
+        return np.equal(codes, 1)
 
     def put(self, objects: PageObjects) -> npt.NDArray[np.bool_]:
         """Write objects; a full store is tried once more, after it had time to evict."""
         with self._calls.enter():
-            codes = self._move(objects, self._write, NO_SPACE, "put_retries", EVICTION_S)
-        taken = codes == 0
+            codes = self._move(
+                self._client.write,
+                objects,
+                retried=NO_SPACE,
+                counter="put_retries",
+                after_s=EVICTION_S,
+            )
+        taken = np.equal(codes, 0)
         self._counts.add(put_bytes=int(taken.sum()) * objects.object_bytes)
         self._count_failures("put", codes)
         return taken
@@ -130,7 +137,9 @@ class MooncakeBackend:
     def get(self, objects: PageObjects) -> npt.NDArray[np.int64]:
         """Read objects; one whose lease ended meanwhile is read once more."""
         with self._calls.enter():
-            codes = self._move(objects, self._read, LEASE_EXPIRED, "get_retries", 0)
+            codes = self._move(
+                self._client.read, objects, retried=LEASE_EXPIRED, counter="get_retries"
+            )
         full = codes == objects.object_bytes
         self._counts.add(get_bytes=int(full.sum()) * objects.object_bytes)
         if full.all():
@@ -151,14 +160,14 @@ class MooncakeBackend:
                     "set backend.metrics_address=host:port"
                 )
             lines = http_get(self._metrics_address, "/get_all_keys").decode().split("\n")
-        return [key for line in lines if line and (key := _key(line)).startswith(prefix)]
+        return [key for line in lines if line and (key := to_key(line)).startswith(prefix)]
 
     def remove(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Remove objects; one under a lease stays, and is False."""
         with self._calls.enter():
-            codes = np.array(self._client.store.batch_remove(_names(keys), False), np.int64)
+            codes = self._client.remove(to_names(keys))
         self._count_failures("remove", codes)
-        return (codes == 0) | (codes == NOT_FOUND)
+        return np.isin(codes, [0, NOT_FOUND])
 
     def counters(self) -> Mapping[str, int]:
         """Bytes, retries, ``full``, and failures by operation and the library's reason."""
@@ -197,55 +206,26 @@ class MooncakeBackend:
         else:
             self._populating = Populating(base, num_bytes, self._counts)
 
-    def _write(self, keys: list[str], pointers: list[Any], sizes: list[Any]) -> list[int]:
-        store, config = self._client.store, self._client.config
-        if isinstance(sizes[0], int):
-            return store.batch_put_from(keys, pointers, sizes, config)  # type: ignore[no-any-return]
-        return store.batch_put_from_multi_buffers(keys, pointers, sizes, config)  # type: ignore[no-any-return]
-
-    def _read(self, keys: list[str], pointers: list[Any], sizes: list[Any]) -> list[int]:
-        store = self._client.store
-        if isinstance(sizes[0], int):
-            return store.batch_get_into(keys, pointers, sizes)  # type: ignore[no-any-return]
-        return store.batch_get_into_multi_buffers(keys, pointers, sizes)  # type: ignore[no-any-return]
-
     def _move(
-        self, objects: PageObjects, call: _Call, retried: int, counter: str, after_s: float
+        self,
+        transfer: Transfer,
+        objects: PageObjects,
+        *,
+        retried: int,
+        counter: str,
+        after_s: float = 0.0,
     ) -> npt.NDArray[np.int64]:
-        """Codes of a call for all objects, made again for those that answered ``retried``."""
-        keys, addresses = _names(objects.keys), objects.addresses
+        """Codes of a transfer of all objects, repeated for those that answered ``retried``."""
+        keys, addresses, part_bytes = to_names(objects.keys), objects.addresses, objects.part_bytes
         if len(set(keys)) != len(keys):
             raise InvariantError("a key occurs twice in one batch: one of the two would be lost")
         self._memory.check(objects)
-        codes = self._in_chunks(call, keys, addresses, objects.part_bytes)
+        codes = transfer(keys, addresses, part_bytes)
         again = np.flatnonzero(codes == retried)
         if again.size:
             self._counts.add(**{counter: again.size})
             time.sleep(after_s)
-            some = [keys[index] for index in again]
-            codes[again] = self._in_chunks(call, some, addresses[again], objects.part_bytes)
-        return codes
-
-    def _in_chunks(
-        self,
-        call: _Call,
-        keys: list[str],
-        addresses: npt.NDArray[np.int64],
-        part_bytes: npt.NDArray[np.int64],
-    ) -> npt.NDArray[np.int64]:
-        """Codes of a call for all keys, no more transfers in flight than the library bears."""
-        transfers, num_parts = self._client.transfers, len(part_bytes)
-        step = max(1, transfers.chunk // num_parts)
-        sizes, codes = part_bytes.tolist(), np.empty(len(keys), np.int64)
-        for first in range(0, len(keys), step):
-            chunk = keys[first : first + step]
-            pointers = addresses[first : first + step]
-            with transfers.taking(len(chunk) * num_parts):
-                if num_parts == 1:
-                    answers = call(chunk, pointers[:, 0].tolist(), sizes * len(chunk))
-                else:
-                    answers = call(chunk, pointers.tolist(), [sizes] * len(chunk))
-            codes[first : first + step] = answers
+            codes[again] = transfer([keys[i] for i in again], addresses[again], part_bytes)
         return codes
 
     def _count_failures(self, operation: str, codes: npt.NDArray[np.int64]) -> None:
@@ -265,18 +245,3 @@ def _segment_bytes(params: MooncakeBackend.Params) -> int:
         return parse_bytes(params.segment)
     except ValueError as error:
         raise ConfigError.of("backend.segment", str(error)) from error
-
-
-def _names(keys: Sequence[str]) -> list[str]:
-    """Keys as the store knows them: without the newline, which separates them in a listing."""
-    text = "".join(keys)
-    if "\n" not in text and "\\" not in text:
-        return keys if isinstance(keys, list) else list(keys)
-    return [key.replace("\\", "\\\\").replace("\n", "\\n") for key in keys]
-
-
-def _key(name: str) -> str:
-    """The key of a name in a listing; ``_names`` backwards."""
-    if "\\" not in name:
-        return name
-    return re.sub(r"\\(.)", lambda escape: "\n" if escape[1] == "n" else escape[1], name)

@@ -5,17 +5,28 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from composer.backends.mooncake_library import code_name, environment, load, max_transfers
 from composer.errors import BackendError
 
 CONNECT_RETRY_S = 3.0  # a master that is started at the same time may be a little late
 _CONNECT_S = 1.0
+
+# (keys, addresses [num_keys, num_parts], part_bytes [num_parts]) -> code per key
+Transfer = Callable[
+    [list[str], npt.NDArray[np.int64], npt.NDArray[np.int64]], npt.NDArray[np.int64]
+]
+# (keys, pointers, sizes) -> code per key, as the library takes and gives them
+_Call = Callable[[list[str], list[Any], list[Any]], list[int]]
 
 
 class MooncakeClient:
@@ -59,6 +70,60 @@ class MooncakeClient:
         if segment_bytes:
             self.config.preferred_segment = self.store.get_hostname()
         self.transfers = Transfers(max_transfers())
+
+    def exists(self, keys: list[str]) -> npt.NDArray[np.int64]:
+        """1, 0 or an error code per key."""
+        return np.array(self.store.batch_is_exist(keys), np.int64)
+
+    def remove(self, keys: list[str]) -> npt.NDArray[np.int64]:
+        """0 or an error code per key; objects under a lease stay."""
+        return np.array(self.store.batch_remove(keys, False), np.int64)
+
+    def write(
+        self,
+        keys: list[str],
+        addresses: npt.NDArray[np.int64],
+        part_bytes: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.int64]:
+        """Put objects; 0 (taken, or there already) or an error code per key."""
+        store, config = self.store, self.config
+        call = store.batch_put_from if len(part_bytes) == 1 else store.batch_put_from_multi_buffers
+        return self._in_chunks(
+            lambda *arguments: call(*arguments, config), keys, addresses, part_bytes
+        )
+
+    def read(
+        self,
+        keys: list[str],
+        addresses: npt.NDArray[np.int64],
+        part_bytes: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.int64]:
+        """Get objects; bytes of the object or an error code per key."""
+        store = self.store
+        call = store.batch_get_into if len(part_bytes) == 1 else store.batch_get_into_multi_buffers
+        return self._in_chunks(call, keys, addresses, part_bytes)
+
+    def _in_chunks(
+        self,
+        call: _Call,
+        keys: list[str],
+        addresses: npt.NDArray[np.int64],
+        part_bytes: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.int64]:
+        """Codes of a call for all keys, no more transfers in flight than the library bears."""
+        num_parts = len(part_bytes)
+        step = max(1, self.transfers.chunk // num_parts)
+        sizes, codes = part_bytes.tolist(), np.empty(len(keys), np.int64)
+        for first in range(0, len(keys), step):
+            chunk = keys[first : first + step]
+            pointers = addresses[first : first + step]
+            with self.transfers.taking(len(chunk) * num_parts):
+                if num_parts == 1:
+                    answers = call(chunk, pointers[:, 0].tolist(), sizes * len(chunk))
+                else:
+                    answers = call(chunk, pointers.tolist(), [sizes] * len(chunk))
+            codes[first : first + step] = answers
+        return codes
 
     def close(self) -> None:
         """Take the segment out of the store.
@@ -135,3 +200,18 @@ def _own_address_towards(address: str) -> str:
         if own == peer:  # the kernel may connect a free local port to itself
             raise ConnectionRefusedError("connected to itself")
         return str(own[0])
+
+
+def to_names(keys: Sequence[str]) -> list[str]:
+    """Keys as the store knows them: without the newline, which separates them in a listing."""
+    text = "".join(keys)
+    if "\n" not in text and "\\" not in text:
+        return keys if isinstance(keys, list) else list(keys)
+    return [key.replace("\\", "\\\\").replace("\n", "\\n") for key in keys]
+
+
+def to_key(name: str) -> str:
+    """The key of a name in a listing; ``to_names`` backwards."""
+    if "\\" not in name:
+        return name
+    return re.sub(r"\\(.)", lambda escape: "\n" if escape[1] == "n" else escape[1], name)
