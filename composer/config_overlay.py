@@ -115,7 +115,7 @@ def _check_axes(axes: list[Any], key: str, problems: Problems) -> None:
 def _merge(base: Plain, over: Plain) -> Plain:
     merged = dict(base)
     for name, value in over.items():
-        below = merged.get(name)
+        below: Any = merged.get(name)
         both = isinstance(below, Mapping) and isinstance(value, Mapping)
         merged[name] = _merge(dict(below), dict(value)) if both else value
     return merged
