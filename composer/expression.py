@@ -27,7 +27,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 }
 
 
-class _Missing(Exception):
+class _MissingError(Exception):
     """What a walk raises where a name is no field: cheap, since ``or`` often catches it."""
 
 
@@ -104,7 +104,7 @@ def evaluate(dimension: int | str, fields: Fields) -> int:
         return dimension
     try:
         return _Arithmetic(fields).value(_parse(dimension).body)
-    except _Missing as missing:
+    except _MissingError as missing:
         raise AbsentError(str(missing), fields.names()) from None
 
 
@@ -128,7 +128,7 @@ def evaluate_dtype(text: str, dtypes: Mapping[str, str], fields: Fields) -> str:
     """
     try:
         return _dtype(_parse(text).body, dtypes, fields, ())
-    except _Missing as missing:
+    except _MissingError as missing:
         raise AbsentError(str(missing), [*dtypes, *DTYPE_BYTES, *fields.names()]) from None
 
 
@@ -197,7 +197,7 @@ class _Arithmetic:
     def field(self, name: str) -> object:
         value = self.fields.find(name)
         if value is None:
-            raise _Missing(name)
+            raise _MissingError(name)
         return value
 
     def dim(self, name: str) -> int:
@@ -228,7 +228,7 @@ def _first(choices: list[ast.expr], value: Callable[[ast.expr], T]) -> T:
     for choice in choices[:-1]:
         try:
             return value(choice)
-        except _Missing:
+        except _MissingError:
             continue
     return value(choices[-1])
 
@@ -255,7 +255,7 @@ def _named_dtype(
     if found is None:
         if (bare := name.removeprefix("torch.")) in DTYPE_BYTES:
             return bare
-        raise _Missing(name)
+        raise _MissingError(name)
     dtype = str(found).removeprefix("torch.")
     if dtype not in DTYPE_BYTES:
         raise ConfigError.of(
