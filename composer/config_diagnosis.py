@@ -113,16 +113,16 @@ def _no_such_choice(name: str, options: list[str]) -> tuple[str, str]:
 def _problem(error: BaseException, composition: Composition | None = None) -> Problem:
     """The one problem that an error of Hydra, OmegaConf or YAML stands for."""
     if isinstance(error, OverrideParseException):
-        return Problem("", _one_line(error), "", f"override '{error.override}'")
+        reason = str(error).splitlines()[1:2] or [_one_line(error)]  # between a headline and a link
+        return Problem("", reason[0], "Write KEY=VALUE", f"override '{error.override}'")
     if isinstance(error, MissingConfigException):
         return _missing_file(error, composition)
     for cause in _chain(error):
         if isinstance(cause, yaml.MarkedYAMLError) and cause.problem_mark is not None:
             mark = cause.problem_mark
             return Problem("", f"is no YAML: {cause.problem}", "", f"{mark.name}:{mark.line + 1}")
-    keyed = [each for each in _chain(error) if isinstance(each, OmegaConfBaseException)]
-    if keyed and keyed[-1].full_key:
-        return Problem(keyed[-1].full_key, str(keyed[-1].msg or keyed[-1]).splitlines()[0])
+        if isinstance(cause, OmegaConfBaseException) and cause.full_key:
+            return Problem(cause.full_key, str(cause.msg or cause).splitlines()[0])
     return Problem("", _one_line(error))
 
 

@@ -58,7 +58,7 @@ class Request:
         """
         missing = [d for d in map(str, extra_dirs) if "://" not in d and not Path(d).is_dir()]
         if missing:
-            raise ConfigError(Problem("extra_dirs", f"there is no folder {d!r}") for d in missing)
+            raise ConfigError(Problem("", f"there is no folder {d!r}") for d in missing)
         addresses = tuple(
             d if "://" in d else f"file://{Path(d).absolute()}" for d in map(str, extra_dirs)
         )

@@ -23,6 +23,7 @@ PREFIX = "kvpool"
 _PROVIDER = "kvpool-composer"
 _CLI_ONLY = ("model", "job", "trace")  # groups that a mounted stack does not choose from the root
 _ROOTS = ("config",)
+_OURS = "pkg://composer.conf"
 
 
 class KVPoolSource(ConfigSource):
@@ -128,11 +129,12 @@ def _is_foreign(group: str) -> bool:
 
 
 class KVPoolSearchPath(SearchPathPlugin):
-    """Adds the group to every Hydra app on the machine."""
+    """Adds the group to every Hydra app on the machine but ours, which has the parts themselves."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         # Before composition starts: Hydra composes on a copy of its store of schemas
         import composer.schema_store  # noqa: F401
 
-        if all(element.provider != _PROVIDER for element in search_path.get_path()):
+        there = search_path.get_path()
+        if all(each.provider != _PROVIDER and each.path != _OURS for each in there):
             search_path.append(provider=_PROVIDER, path=f"{PREFIX}://composer.conf")

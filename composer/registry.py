@@ -51,10 +51,14 @@ class Registry(Generic[T]):
         """The thing of that name.
 
         Raises:
-            ConfigError: There is none.
+            ConfigError: There is none, or it cannot be imported.
         """
         if name not in self._things:
-            self._things[name] = self._load(name)
+            try:
+                self._things[name] = self._load(name)
+            except ImportError as error:
+                reason = f"{self.kind} '{name}' cannot be imported: {error}"
+                raise ConfigError.of(f"{self.kind}.name", reason) from error
         return self._things[name]
 
     def params(self, section: Mapping[str, Any]) -> Any:

@@ -1,0 +1,249 @@
+"""The command ``kvpool``: a Hydra app that runs one job on one composed config.
+
+Exit codes: 0; 1 where a job says that what it found is not well; 2 for a mistake of the user or a
+store that cannot be reached, with one message. Anything else is a fault of ours: a traceback.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import hydra
+from hydra._internal.utils import get_args
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from composer.config import attach_origins, refuse_foreign, to_cli_config
+from composer.config_diagnosis import diagnose
+from composer.config_loader import CONF, Request
+from composer.errors import ComposerError, ConfigError, Problems
+from composer.jobs import JobResult
+from composer.registry import BACKENDS, JOBS
+from composer.schema import CliConfig
+
+
+class UnwellError(Exception):
+    """A job of a sweep found something that is not well; its result is written."""
+
+
+class _App:
+    """What Hydra calls with each composed config; keeps what ``main`` turns into an exit code."""
+
+    def __init__(self) -> None:
+        self.started = False
+        self.ok = True
+        self.error: ComposerError | None = None
+
+    def __call__(self, config: DictConfig) -> float | None:
+        self.started = True
+        sweeping = HydraConfig.get().mode == RunMode.MULTIRUN
+        try:
+            result = run_job(config)
+        except ComposerError as error:
+            if sweeping:
+                raise  # a failed job of the sweep
+            self.error = error  # raised when Hydra has returned, which would print more otherwise
+            return None
+        if sweeping and not result.ok:
+            raise UnwellError("a job of the sweep found something that is not well")
+        self.ok = result.ok
+        return result.objective
+
+
+def main() -> None:
+    """Run the command with this process's arguments, and exit."""
+    app = _App()
+    try:
+        _check_flags()
+        with _full_errors(), _orderly_termination():
+            _hydra_main(app)
+        if app.error is not None:
+            raise app.error
+    except KeyboardInterrupt:
+        _exit(130, "interrupted")
+    except UnwellError as error:
+        _exit(1, str(error))
+    except ComposerError as error:
+        _exit(2, f"error: {error}")
+    except Exception as error:  # of Hydra, in nearly any class, as long as no job has begun
+        if app.started:
+            raise
+        _exit(2, f"error: {_diagnosed(error)}")
+    sys.exit(0 if app.ok else 1)
+
+
+def run_job(config: DictConfig) -> JobResult:
+    """Check a config, run the job it names, and write the result where ``json`` says.
+
+    Raises:
+        ComposerError: What is wrong with the config, or went wrong in the job.
+    """
+    try:
+        refuse_foreign(config)
+        cli = to_cli_config(config)
+        params = _params(cli)
+        target = _json_target(cli)
+        result: JobResult = JOBS.get(cli.job["name"]).run(cli, params)
+    except ConfigError as error:
+        raise _with_origins(error) from error
+    if target is not None:
+        write_json(target, result.data)
+    return result
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a result so that ``path`` never holds half of one."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(data, file, indent=2, default=str)
+            file.write("\n")
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink()
+        raise
+
+
+def _params(config: CliConfig) -> Any:
+    """The job's params; those of the backend are checked with them, so that all mistakes show."""
+    problems, params = Problems(), None
+    for registry, section in ((JOBS, config.job), (BACKENDS, config.backend)):
+        try:
+            checked = registry.params(section)
+        except ConfigError as error:
+            problems.absorb(error)
+        else:
+            params = checked if registry is JOBS else params
+    problems.raise_if_any()
+    return params
+
+
+def _json_target(config: CliConfig) -> Path | None:
+    if config.json is None:
+        return None
+    running = HydraConfig.get()
+    folder = Path(running.runtime.output_dir) if running.mode == RunMode.MULTIRUN else Path.cwd()
+    path = folder / config.json  # an absolute one stays as it is
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ConfigError.of(
+            "json", f"cannot write {str(path)!r}", "Name a file in a folder of yours"
+        )
+    return path
+
+
+def _with_origins(error: ConfigError) -> ConfigError:
+    """Origins of the running job's own overrides: within a sweep they differ from the command's."""
+    running = HydraConfig.get()
+    folders = [
+        source.path
+        for source in running.runtime.config_sources
+        if source.schema == "file" and source.provider != "main"
+    ]
+    return attach_origins(
+        error,
+        overrides=list(running.overrides.task),
+        config_name=running.job.config_name or "config",
+        extra_dirs=folders,
+    )
+
+
+def _diagnosed(error: Exception) -> ConfigError:
+    """All that is wrong with a command line on which Hydra raised ``error``."""
+    arguments = get_args(sys.argv[1:])
+    try:
+        folders = [arguments.config_dir] if arguments.config_dir else []
+        overrides = _without_sweeps(arguments.overrides)
+        request = Request.of(None, overrides, arguments.config_name or "config", folders)
+    except ConfigError as mistake:
+        return mistake
+    return diagnose(error, request)
+
+
+def _without_sweeps(overrides: Sequence[str]) -> list[str]:
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except OverrideParseException:  # what the diagnosis is about to report
+        return list(overrides)
+    return [each.input_line or "" for each in parsed if not each.is_sweep_override()]
+
+
+def _hydra_main(app: _App) -> None:
+    """Hydra 1.3 wants version_base; 1.4 drops it, and takes a list of what configs may call."""
+
+    def task(config: DictConfig) -> float | None:
+        return app(config)
+
+    known = inspect.signature(hydra.main).parameters
+    options: dict[str, Any] = {"version_base": "1.3"}
+    if "execution_whitelist" in known:
+        options = {"execution_whitelist": ("composer.*", "optuna.*")}
+    hydra.main(**options, config_path=CONF, config_name="config")(task)()
+
+
+def _check_flags() -> None:
+    """Parse the arguments as Hydra is about to, so that a wrong flag is reported as all else is.
+
+    Raises:
+        ConfigError: With what argparse says.
+    """
+    printed = io.StringIO()
+    try:
+        with redirect_stderr(printed):
+            get_args(sys.argv[1:])
+    except SystemExit as end:
+        if end.code:
+            reason = printed.getvalue().strip().rpartition("error: ")[2]
+            raise ConfigError.of("", reason, "See kvpool --help") from None
+        raise
+
+
+@contextmanager
+def _full_errors() -> Iterator[None]:
+    """Hydra raises, where it would print a message of its own and exit."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before
+
+
+@contextmanager
+def _orderly_termination() -> Iterator[None]:
+    """SIGTERM unwinds the stack, so that a job gives back what it holds."""
+
+    def terminate(signum: int, _: FrameType | None) -> None:
+        sys.exit(128 + signum)
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _exit(code: int, message: str) -> None:
+    print(f"kvpool: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
