@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -61,8 +60,8 @@ class RegisteredMemory:
         if not addresses.size:
             return
         # Nearly always the parts of one column lie in one range: the column's ends decide.
-        columns = addresses.min(axis=0), addresses.max(axis=0) + part_bytes
-        if not self._inside(*columns).all():
+        first, last = addresses.min(axis=0), addresses.max(axis=0) + part_bytes
+        if not self._inside(first, last).all():
             self._check_each(addresses, addresses + part_bytes)
 
     def _inside(
@@ -84,7 +83,7 @@ class RegisteredMemory:
 
 
 class Calls:
-    """Lets calls in while a backend is open, and lets close wait for them."""
+    """Lets calls in while a backend is open, and lets close wait for them: ``with calls: ...``."""
 
     def __init__(self, backend: str, *, survives_fork: bool = True) -> None:
         self._backend = backend
@@ -99,9 +98,8 @@ class Calls:
         """Whether this is a fork of the process that opened the backend."""
         return os.getpid() != self._pid
 
-    @contextlib.contextmanager
-    def enter(self) -> Iterator[None]:
-        """One call.
+    def __enter__(self) -> None:
+        """Begin a call.
 
         Raises:
             BackendError: The backend is closed, or this process is a fork that may not use it.
@@ -116,11 +114,11 @@ class Calls:
             if self._closed:
                 raise BackendError(f"the {self._backend} backend is closed")
             self._num_inside += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._num_inside -= 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._num_inside -= 1
+            if self._closed:
                 self._changed.notify_all()
 
     def shut(self) -> bool:

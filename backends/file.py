@@ -67,12 +67,12 @@ class FileBackend:
 
     def register(self, buffers: Sequence[tuple[int, int]]) -> None:
         """Remember the ranges; files are read and written in place."""
-        with self._calls.enter():
+        with self._calls:
             self._memory.add(buffers)
 
     def exists(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Whether each key has a file."""
-        with self._calls.enter():
+        with self._calls:
             found = [os.path.exists(path_of(self.path, key)) for key in keys]
         return np.array(found, np.bool_)
 
@@ -81,7 +81,7 @@ class FileBackend:
         part_bytes, object_bytes = objects.part_bytes.tolist(), objects.object_bytes
         taken = np.zeros(len(objects.keys), np.bool_)
         num_new = 0
-        with self._calls.enter():
+        with self._calls:
             self._memory.check(objects)
             for index, key in enumerate(objects.keys):
                 try:
@@ -99,7 +99,7 @@ class FileBackend:
         """Read each file of the right size into its parts."""
         part_bytes, object_bytes = objects.part_bytes.tolist(), objects.object_bytes
         sizes = np.full(len(objects.keys), MISSING, np.int64)
-        with self._calls.enter():
+        with self._calls:
             self._memory.check(objects)
             for index, key in enumerate(objects.keys):
                 views = _views(objects.addresses[index].tolist(), part_bytes)
@@ -115,7 +115,7 @@ class FileBackend:
 
     def keys(self, prefix: str = "") -> list[str]:
         """Keys of the files there are, in the order of the file system."""
-        with self._calls.enter():
+        with self._calls:
             return [key for key in self._listed(prefix) if key.startswith(prefix)]
 
     def _listed(self, prefix: str) -> Iterator[str]:
@@ -127,7 +127,7 @@ class FileBackend:
     def remove(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Remove the files; folders stay, another process may be about to write there."""
         gone = np.ones(len(keys), np.bool_)
-        with self._calls.enter():
+        with self._calls:
             for index, key in enumerate(keys):
                 try:
                     os.unlink(path_of(self.path, key))

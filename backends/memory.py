@@ -31,18 +31,18 @@ class MemoryBackend:
 
     def register(self, buffers: Sequence[tuple[int, int]]) -> None:
         """Remember the ranges; a copy needs nothing else."""
-        with self._calls.enter():
+        with self._calls:
             self._memory.add(buffers)
 
     def exists(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Whether each key was put."""
-        with self._calls.enter():
+        with self._calls:
             return np.array([key in self._objects for key in keys], np.bool_)
 
     def put(self, objects: PageObjects) -> npt.NDArray[np.bool_]:
         """Keep a copy of each object whose key is new."""
         part_bytes = objects.part_bytes.tolist()
-        with self._calls.enter():
+        with self._calls:
             self._memory.check(objects)
             num_new = 0
             for key, addresses in zip(objects.keys, objects.addresses.tolist(), strict=True):
@@ -58,7 +58,7 @@ class MemoryBackend:
         """Copy each object of the right size to its parts."""
         part_bytes, object_bytes = objects.part_bytes.tolist(), objects.object_bytes
         sizes = np.full(len(objects.keys), MISSING, np.int64)
-        with self._calls.enter():
+        with self._calls:
             self._memory.check(objects)
             for index, key in enumerate(objects.keys):
                 stored = self._objects.get(key)
@@ -72,12 +72,12 @@ class MemoryBackend:
 
     def keys(self, prefix: str = "") -> list[str]:
         """Keys that start with ``prefix``."""
-        with self._calls.enter():
+        with self._calls:
             return [key for key in list(self._objects) if key.startswith(prefix)]
 
     def remove(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Forget objects; always True."""
-        with self._calls.enter():
+        with self._calls:
             for key in keys:
                 self._objects.pop(key, None)
         return np.ones(len(keys), np.bool_)

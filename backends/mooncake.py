@@ -24,11 +24,11 @@ from composer.backends.mooncake_library import (
     NOT_READY,
     code_name,
 )
-from composer.backends.mooncake_segment import Populating, fits_in_memory, segment_base
+from composer.backends.mooncake_segment import MIN_SEGMENT_BYTES, Populating, start_populating
 from composer.backends.mooncake_store import EmbeddedStore, http_get
 from composer.errors import BackendError, ConfigError, InvariantError
 from composer.storage import FAILED, MISSING, PageObjects
-from composer.units import parse_bytes
+from composer.units import format_bytes, parse_bytes
 
 EVICTION_S = 0.012  # the master makes room every 10 ms
 _MISSES = [NOT_FOUND, NOT_READY, LEASE_EXPIRED]
@@ -78,7 +78,12 @@ class MooncakeBackend:
         self._populating: Populating | None = None
         self.embedded: EmbeddedStore | None = None
         if params.address is None:
-            self.embedded = EmbeddedStore(segment_bytes, not own_bytes, lease_s=params.lease_s)
+            self.embedded = EmbeddedStore(
+                segment_bytes,
+                not own_bytes,
+                lease_s=params.lease_s,
+                prepopulate=params.prepopulate,
+            )
         try:
             self._client = MooncakeClient(
                 self.embedded.address if self.embedded else str(params.address),
@@ -94,7 +99,10 @@ class MooncakeBackend:
             self.embedded.metrics_address if self.embedded else params.metrics_address
         )
         if own_bytes and params.prepopulate:
-            self._populate(own_bytes)
+            client = self._client
+            self._populating = start_populating(
+                client.store, client.config, own_bytes, self._counts
+            )
 
     @property
     def address(self) -> str:
@@ -103,7 +111,7 @@ class MooncakeBackend:
 
     def register(self, buffers: Sequence[tuple[int, int]]) -> None:
         """Make memory known to the library, and to our own check (TCP has none)."""
-        with self._calls.enter():
+        with self._calls:
             self._memory.add(buffers)
             for address, num_bytes in buffers:
                 if (code := self._client.store.register_buffer(address, num_bytes)) != 0:
@@ -114,14 +122,14 @@ class MooncakeBackend:
 
     def exists(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Ask the master; a key that exists is kept for a lease."""
-        with self._calls.enter():
+        with self._calls:
             codes = self._client.exists(to_names(keys))
         self._count_failures("exists", codes)
         return np.equal(codes, 1)
 
     def put(self, objects: PageObjects) -> npt.NDArray[np.bool_]:
         """Write objects; a full store is tried once more, after it had time to evict."""
-        with self._calls.enter():
+        with self._calls:
             codes = self._move(
                 self._client.write,
                 objects,
@@ -130,18 +138,18 @@ class MooncakeBackend:
                 after_s=EVICTION_S,
             )
         taken = np.equal(codes, 0)
-        self._counts.add(put_bytes=int(taken.sum()) * objects.object_bytes)
+        self._counts.add(put_bytes=int(np.count_nonzero(taken)) * objects.object_bytes)
         self._count_failures("put", codes)
         return taken
 
     def get(self, objects: PageObjects) -> npt.NDArray[np.int64]:
         """Read objects; one whose lease ended meanwhile is read once more."""
-        with self._calls.enter():
+        with self._calls:
             codes = self._move(
                 self._client.read, objects, retried=LEASE_EXPIRED, counter="get_retries"
             )
         full = codes == objects.object_bytes
-        self._counts.add(get_bytes=int(full.sum()) * objects.object_bytes)
+        self._counts.add(get_bytes=int(np.count_nonzero(full)) * objects.object_bytes)
         if full.all():
             return codes
         self._count_failures("get", codes)
@@ -153,7 +161,7 @@ class MooncakeBackend:
         Raises:
             BackendError: The address of that server is unknown, or it does not answer.
         """
-        with self._calls.enter():
+        with self._calls:
             if self._metrics_address is None:
                 raise BackendError(
                     "listing the keys of a Mooncake store needs the HTTP address of its master: "
@@ -164,7 +172,7 @@ class MooncakeBackend:
 
     def remove(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Remove objects; one under a lease stays, and is False."""
-        with self._calls.enter():
+        with self._calls:
             codes = self._client.remove(to_names(keys))
         self._count_failures("remove", codes)
         return np.isin(codes, [0, NOT_FOUND])
@@ -196,15 +204,6 @@ class MooncakeBackend:
     def _close_embedded(self) -> None:
         if self.embedded is not None:
             self.embedded.close()
-
-    def _populate(self, num_bytes: int) -> None:
-        base = None
-        if fits_in_memory(num_bytes):
-            base = segment_base(self._client.store, self._client.config)
-        if base is None:
-            self._counts.add(populate_skipped=1)
-        else:
-            self._populating = Populating(base, num_bytes, self._counts)
 
     def _move(
         self,
@@ -242,6 +241,13 @@ def _segment_bytes(params: MooncakeBackend.Params) -> int:
             "backend.segment_in", f"{params.segment_in!r} is no place", "Write self or holder"
         )
     try:
-        return parse_bytes(params.segment)
+        num_bytes = parse_bytes(params.segment)
     except ValueError as error:
         raise ConfigError.of("backend.segment", str(error)) from error
+    if num_bytes < MIN_SEGMENT_BYTES:
+        raise ConfigError.of(
+            "backend.segment",
+            f"{params.segment} is less than Mooncake lends",
+            f"Lend {format_bytes(MIN_SEGMENT_BYTES)} or more",
+        )
+    return num_bytes

@@ -53,9 +53,9 @@ class MooncakeClient:
         Raises:
             BackendError: Nobody listens at the address, or the set-up failed.
         """
+        os.environ.update(environment(rpc_timeout_s))
         library = load()
         hostname = wait_for_listener(address)
-        os.environ.update(environment(rpc_timeout_s))
         self.address = address
         self.store: Any = library.MooncakeDistributedStore()
         code = self.store.setup(
@@ -111,19 +111,31 @@ class MooncakeClient:
         part_bytes: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.int64]:
         """Codes of a call for all keys, no more transfers in flight than the library bears."""
-        num_parts = len(part_bytes)
-        step = max(1, self.transfers.chunk // num_parts)
-        sizes, codes = part_bytes.tolist(), np.empty(len(keys), np.int64)
-        for first in range(0, len(keys), step):
-            chunk = keys[first : first + step]
-            pointers = addresses[first : first + step]
-            with self.transfers.taking(len(chunk) * num_parts):
-                if num_parts == 1:
-                    answers = call(chunk, pointers[:, 0].tolist(), sizes * len(chunk))
-                else:
-                    answers = call(chunk, pointers.tolist(), [sizes] * len(chunk))
-            codes[first : first + step] = answers
-        return codes
+        step = max(1, self.transfers.chunk // len(part_bytes))
+        if len(keys) <= step:
+            return self._in_one(call, keys, addresses, part_bytes)
+        return np.concatenate(
+            [
+                self._in_one(call, keys[at : at + step], addresses[at : at + step], part_bytes)
+                for at in range(0, len(keys), step)
+            ]
+        )
+
+    def _in_one(
+        self,
+        call: _Call,
+        keys: list[str],
+        addresses: npt.NDArray[np.int64],
+        part_bytes: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.int64]:
+        """Codes of one call, which waits until the library bears its transfers."""
+        sizes, num_keys = part_bytes.tolist(), len(keys)
+        with self.transfers.taking(addresses.size):
+            if len(sizes) == 1:
+                answers = call(keys, addresses.ravel().tolist(), sizes * num_keys)
+            else:
+                answers = call(keys, addresses.tolist(), [sizes] * num_keys)
+        return np.array(answers, np.int64)
 
     def close(self) -> None:
         """Take the segment out of the store.

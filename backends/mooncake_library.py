@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import warnings
 from pathlib import Path
@@ -54,7 +55,7 @@ def code_name(code: int) -> str:
 
 
 def load() -> Any:
-    """The module ``mooncake.store``, imported when first needed.
+    """The module ``mooncake.store``, imported when first needed: after ``environment`` is set.
 
     Raises:
         BackendError: It cannot be imported; says what to install.
@@ -77,7 +78,11 @@ def master_binary() -> str:
     Raises:
         BackendError: There is none, or it cannot be run.
     """
-    path = Path(load().__file__).parent / "mooncake_master"
+    # Found, not imported: loading the library starts its logging as the environment is then.
+    package = importlib.util.find_spec("mooncake")
+    if package is None or package.origin is None:
+        raise BackendError(_NOT_INSTALLED)
+    path = Path(package.origin).parent / "mooncake_master"
     if not os.access(path, os.X_OK):
         raise BackendError(f"the embedded store needs {path}, which is missing or not executable")
     return str(path)

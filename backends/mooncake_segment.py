@@ -19,10 +19,13 @@ import psutil
 
 from composer.backends.common import Counts
 
+MIN_SEGMENT_BYTES = 16 << 20  # the library refuses less
+
 _MADV_POPULATE_WRITE = 23
 _STEP_BYTES = 64 << 20  # at most this much is finished after ``stop``
 _MAX_SHARE = 0.8  # of the memory that is available
 _CGROUP = Path("/sys/fs/cgroup")
+_MAPS = Path("/proc/self/maps")
 
 
 class Populating:
@@ -58,12 +61,16 @@ class Populating:
             counts.add(populated_bytes=step)
 
 
-def fits_in_memory(num_bytes: int) -> bool:
-    """Whether touching this much leaves memory to others."""
-    return num_bytes <= _MAX_SHARE * _available_bytes()
+def start_populating(store: Any, config: Any, num_bytes: int, counts: Counts) -> Populating | None:
+    """Touch the empty segment of ``store`` in the background; None where that cannot be done."""
+    base = _segment_base(store, config) if num_bytes <= _MAX_SHARE * _available_bytes() else None
+    if base is None or not _is_mapped(base, num_bytes):
+        counts.add(populate_skipped=1)
+        return None
+    return Populating(base, num_bytes, counts)
 
 
-def segment_base(store: Any, config: Any) -> int | None:
+def _segment_base(store: Any, config: Any) -> int | None:
     """Address of the first byte of an empty segment of ``store``; None if it cannot be learnt.
 
     The first object of a segment lies at its start, so a small one tells where that is.
@@ -76,15 +83,24 @@ def segment_base(store: Any, config: Any) -> int | None:
         if store.put_from(key, address, 1, config) != 0:
             return None
         places = [
-            replica.get_memory_descriptor().buffer_descriptor
+            replica.get_memory_descriptor().buffer_descriptor.buffer_address
             for replica in store.get_replica_desc(key)
             if replica.is_memory_replica()
         ]
         store.remove(key, True)
     finally:
         store.unregister_buffer(address)
-    ours = [p.buffer_address for p in places if p.transport_endpoint == store.get_hostname()]
-    return int(ours[0]) if ours else None
+    return int(places[0]) if places else None
+
+
+def _is_mapped(address: int, num_bytes: int) -> bool:
+    """Whether the range lies in one mapping of this process; another client's would not."""
+    with _MAPS.open() as maps:
+        for line in maps:
+            begin, end = (int(bound, 16) for bound in line.split()[0].split("-"))
+            if begin <= address and address + num_bytes <= end:
+                return True
+    return False
 
 
 def _populate(address: int, num_bytes: int) -> int:

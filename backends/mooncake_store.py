@@ -38,7 +38,12 @@ class EmbeddedStore:
     """
 
     def __init__(
-        self, segment: int | None = None, holder: bool = False, *, lease_s: float = 5.0
+        self,
+        segment: int | None = None,
+        holder: bool = False,
+        *,
+        lease_s: float = 5.0,
+        prepopulate: bool = True,
     ) -> None:
         """Start the master, and with ``holder`` a process that lends ``segment`` bytes.
 
@@ -52,7 +57,7 @@ class EmbeddedStore:
         try:
             self.address, self.metrics_address = self._start_master(lease_s)
             if holder:
-                self._start_holder(int(segment or 0))
+                self._start_holder(int(segment or 0), prepopulate)
         except BaseException:
             self.close()
             raise
@@ -91,12 +96,12 @@ class EmbeddedStore:
             self._children.pop().close()
         raise BackendError(failure)
 
-    def _start_holder(self, segment: int) -> None:
+    def _start_holder(self, segment: int, prepopulate: bool) -> None:
         # The child finds this package where this process found it, installed or not.
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
             "from composer.backends.mooncake_holder import main; "
-            f"sys.exit(main({self.address!r}, {segment}))"
+            f"sys.exit(main({self.address!r}, {segment}, {prepopulate}))"
         )
         child = _Child("segment holder", [sys.executable, "-c", code])
         self._children.append(child)
