@@ -60,6 +60,7 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
             "composer.resolve",
             "composer.layout",
             "composer.page_hash",
+            "composer.boundary",
             "composer.keys",
             "composer.arena",
             "composer.plan",
@@ -77,6 +78,7 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
         (
             "composer.pool",
             "composer.group",
+            "composer.device_buffers",
             "composer.device_pools",
             "composer.objects",
             "composer.transfer",
@@ -84,7 +86,15 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
         (*HYDRA, *CONFIG_SIDE, "composer.backends"),
     ),
     Layer(
-        ("composer.controller", "composer.residency", "composer.prefix_cache"),
+        (
+            "composer.counters",
+            "composer.controller",
+            "composer.residency",
+            "composer.lease",
+            "composer.lookup",
+            "composer.restore",
+            "composer.prefix_cache",
+        ),
         (*HYDRA, *CONFIG_SIDE, "composer.backends"),
     ),
     Layer(("composer.stack",)),
