@@ -89,7 +89,7 @@ def producers(choice: Choice, consumers: Iterable[int]) -> dict[int, int]:
     found: dict[int, int] = {}
     owners = set(choice.layers)
     latest: int | None = None
-    for layer in sorted(consumers):
+    for layer in sorted({*consumers, *owners}):
         if layer in owners:
             latest = layer
         elif latest is None:

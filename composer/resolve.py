@@ -29,13 +29,14 @@ def resolve(config: StackConfig) -> ModelSpec:
     model = _model(config, problems)
     problems.raise_if_any()
     choices = _Chooser(model, problems).all()
-    spaces = _relate(model, choices, problems)
+    _relate(model, choices, problems)
+    spaces = index_spaces(model.pools, problems)
     _check_page_size(model, problems)
     scope = PoolScope(config, model.fields, choices, model.stage, problems)
     specs = [
         resolve_pool(name, pool, spaces.get(name, name), scope)
         for name, pool in model.pools.items()
-        if name in choices and choices[name].layers  # a model may have no draft layers
+        if choices[name].layers  # a model may have no draft layers
     ]
     problems.raise_if_any()
     return ModelSpec(
@@ -50,17 +51,15 @@ def resolve(config: StackConfig) -> ModelSpec:
     )
 
 
-def _relate(model: _Model, choices: Mapping[str, Choice], problems: Problems) -> dict[str, str]:
-    """Check the pools against each other; returns pool -> index space."""
+def _relate(model: _Model, choices: Mapping[str, Choice], problems: Problems) -> None:
+    """Check the pools against each other."""
     config, pools = model.config, model.pools
     draft = {name for name, choice in choices.items() if choice.draft}
-    spaces = index_spaces(pools, problems)
     check_sidecars(pools, draft, problems)
     check_anchor(config.anchor, pools, draft, problems)
-    if len(choices) == len(pools):
+    if not any(problem.key.endswith(".layers") for problem in problems.found):
         layers = {name: choice.layers for name, choice in choices.items()}
         check_partition(config.check.partition, layers, model.num_layers, problems)
-    return spaces
 
 
 def _identity(config: StackConfig) -> dict[str, str]:
@@ -153,10 +152,9 @@ class _Chooser:
         )
 
     def all(self) -> dict[str, Choice]:
-        """Choices by pool; a pool whose rule is wrong is left out, its problem noted."""
-        for name in self._pools:
-            self._choose(name)
-        return {name: choice for name in self._pools if (choice := self._chosen[name])}
+        """Choices by pool; where a rule is wrong its problem is noted, and all layers stand in."""
+        every = Choice(tuple(range(self._scope.num_layers)), "")
+        return {name: self._choose(name) or every for name in self._pools}
 
     def _choose(self, name: str) -> Choice | None:
         if name not in self._chosen:

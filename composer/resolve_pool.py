@@ -19,7 +19,7 @@ class PoolScope:
     """What a pool is resolved with.
 
     Attributes:
-        choices: The whole model's layers by pool; a pool whose rule is wrong is missing.
+        choices: The whole model's layers by pool.
         stage: First and past-the-last layer of this pipeline stage.
         problems: Where mistakes are noted; a spec made beside one is thrown away.
     """
