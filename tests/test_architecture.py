@@ -90,6 +90,7 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
             "composer.counters",
             "composer.controller",
             "composer.residency",
+            "composer.pins",
             "composer.lease",
             "composer.lookup",
             "composer.restore",
