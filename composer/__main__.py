@@ -29,7 +29,7 @@ from omegaconf import DictConfig
 
 from composer.config import attach_origins, refuse_foreign, to_cli_config
 from composer.config_diagnosis import diagnose
-from composer.config_loader import CONF, Request
+from composer.config_loader import CONF, ROOT, Request
 from composer.errors import ComposerError, ConfigError, Problems
 from composer.jobs import JobResult
 from composer.registry import BACKENDS, JOBS
@@ -157,7 +157,7 @@ def _with_origins(error: ConfigError) -> ConfigError:
     return attach_origins(
         error,
         overrides=list(running.overrides.task),
-        config_name=running.job.config_name or "config",
+        config_name=running.job.config_name or ROOT,
         extra_dirs=folders,
     )
 
@@ -168,7 +168,7 @@ def _diagnosed(error: Exception) -> ConfigError:
     try:
         folders = [arguments.config_dir] if arguments.config_dir else []
         overrides = _without_sweeps(arguments.overrides)
-        request = Request.of(None, overrides, arguments.config_name or "config", folders)
+        request = Request.of(None, overrides, arguments.config_name or ROOT, folders)
     except ConfigError as mistake:
         return mistake
     return diagnose(error, request)
@@ -192,7 +192,7 @@ def _hydra_main(app: _App) -> None:
     options: dict[str, Any] = {"version_base": "1.3"}
     if "execution_whitelist" in known:
         options = {"execution_whitelist": ("composer.*", "optuna.*")}
-    hydra.main(**options, config_path=CONF, config_name="config")(task)()
+    hydra.main(**options, config_path=CONF, config_name=ROOT)(task)()
 
 
 def _check_flags() -> None:

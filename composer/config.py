@@ -15,7 +15,7 @@ from typing import TypeVar
 from omegaconf import DictConfig, OmegaConf
 
 from composer.config_diagnosis import diagnose
-from composer.config_loader import Composition, Request
+from composer.config_loader import ROOT, Composition, Request
 from composer.config_origins import Origins
 from composer.config_overlay import typed_config
 from composer.config_plain import refuse_resolvers, to_plain
@@ -31,7 +31,7 @@ def load_config(
     model: str | None = None,
     overrides: Sequence[str] = (),
     *,
-    config_name: str = "config",
+    config_name: str = ROOT,
     extra_dirs: Sequence[str | Path] = (),
 ) -> DictConfig:
     """Compose a model preset with overrides, and check all of it.
@@ -102,7 +102,7 @@ def attach_origins(
     model: str | None = None,
     overrides: Sequence[str] = (),
     *,
-    config_name: str = "config",
+    config_name: str = ROOT,
     extra_dirs: Sequence[str | Path] = (),
 ) -> ConfigError:
     """The same error, each problem with the file and line or the override that set its key."""

@@ -113,8 +113,8 @@ def _no_such_choice(name: str, options: list[str]) -> tuple[str, str]:
 def _problem(error: BaseException, composition: Composition | None = None) -> Problem:
     """The one problem that an error of Hydra, OmegaConf or YAML stands for."""
     if isinstance(error, OverrideParseException):
-        reason = str(error).splitlines()[1:2] or [_one_line(error)]  # between a headline and a link
-        return Problem("", reason[0], "Write KEY=VALUE", f"override '{error.override}'")
+        lines = [line for line in str(error).splitlines() if "https://" not in line]
+        return Problem("", lines[-1], "Write KEY=VALUE", f"override '{error.override}'")
     if isinstance(error, MissingConfigException):
         return _missing_file(error, composition)
     for cause in _chain(error):

@@ -19,6 +19,7 @@ from hydra._internal.defaults_list import DefaultsList, create_defaults_list
 from hydra.core.default_element import InputDefault, ResultDefault
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -26,6 +27,7 @@ import composer.schema_store  # noqa: F401  (registers the schema)
 from composer.errors import ConfigError, Problem
 
 CONF = "pkg://composer.conf"
+ROOT = "config"
 _SCHEMAS = ("kvpool_schema", "kvpool_cli_schema")
 _PLUGINS = threading.Lock()  # Hydra's first scan for plugins is not thread-safe
 
@@ -40,7 +42,7 @@ class Request:
     """
 
     overrides: tuple[str, ...] = ()
-    config_name: str = "config"
+    config_name: str = ROOT
     extra_dirs: tuple[str, ...] = ()
 
     @classmethod
@@ -48,7 +50,7 @@ class Request:
         cls,
         model: str | None,
         overrides: Sequence[str],
-        config_name: str = "config",
+        config_name: str = ROOT,
         extra_dirs: Sequence[str | Path] = (),
     ) -> Request:
         """A request for a model preset; None: the one in ``config_name``.
@@ -89,16 +91,13 @@ class Composition:
             request.config_name, list(request.overrides)
         )
         loader.validate_sweep_overrides_legal(parsed, RunMode.RUN, from_shell=False)
-        primary = repository.load_config(request.config_name)
-        if primary is not None:
-            primary.defaults_list = [d for d in primary.defaults_list or [] if not _is_hydra(d)]
-            if isinstance(primary.config, DictConfig):
-                primary.config.pop("hydra", None)
-        if not typed:  # what the repository has read once, it gives out again
-            for name in _SCHEMAS:
-                schema = repository.load_config(name)
-                assert schema is not None  # registered by the import above
-                schema.config = OmegaConf.create()
+        # what the repository has read once, it gives out again
+        for name in {ROOT, request.config_name}:
+            _without_hydra(repository.load_config(name))
+        for name in () if typed else _SCHEMAS:
+            schema = repository.load_config(name)
+            assert schema is not None  # registered by the import above
+            schema.config = OmegaConf.create()
         overrides = tuple(each for each in parsed if not each.is_hydra_override())
         return cls(loader, repository, overrides, request.config_name)
 
@@ -132,6 +131,15 @@ class Composition:
             prepend_hydra=False,
             skip_missing=False,
         )
+
+
+def _without_hydra(root: ConfigResult | None) -> None:
+    """Take out of a root file what it says about Hydra itself."""
+    if root is None:
+        return
+    root.defaults_list = [each for each in root.defaults_list or [] if not _is_hydra(each)]
+    if isinstance(root.config, DictConfig):
+        root.config.pop("hydra", None)
 
 
 def _is_hydra(default: InputDefault) -> bool:
