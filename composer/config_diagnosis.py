@@ -24,6 +24,8 @@ from composer.errors import ConfigError, Problem, Problems, did_you_mean
 from composer.schema import CliConfig
 from composer.typed import field_types, without_none
 
+_MERGING = "Error merging override "  # how Hydra's message begins
+
 
 def diagnose(error: Exception, request: Request) -> ConfigError:
     """Everything that is wrong with a request on which composing failed with ``error``."""
@@ -121,9 +123,20 @@ def _problem(error: BaseException, composition: Composition | None = None) -> Pr
         if isinstance(cause, yaml.MarkedYAMLError) and cause.problem_mark is not None:
             mark = cause.problem_mark
             return Problem("", f"is no YAML: {cause.problem}", "", f"{mark.name}:{mark.line + 1}")
+        if str(cause).startswith(_MERGING):
+            return _refused_override(str(cause).removeprefix(_MERGING), cause)
         if isinstance(cause, OmegaConfBaseException) and cause.full_key:
-            return Problem(cause.full_key, str(cause.msg or cause).splitlines()[0])
+            return Problem(cause.full_key, _first_line(cause))
     return Problem("", _one_line(error))
+
+
+def _refused_override(override: str, error: BaseException) -> Problem:
+    """An override that is right by the schema, but that OmegaConf does not take."""
+    key = override.lstrip("+~").partition("=")[0]
+    reason, fix = _first_line(error.__cause__ or error), ""
+    if "is not a subclass of" in reason:  # a mapping, where the schema has a dataclass
+        reason, fix = "an override cannot add this", "Write it in a preset: --config-dir FOLDER"
+    return Problem(key, reason, fix, f"override '{override}'")
 
 
 def _missing_file(error: MissingConfigException, composition: Composition | None) -> Problem:
@@ -141,6 +154,10 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def _first_line(error: BaseException) -> str:
+    return str(getattr(error, "msg", None) or error).splitlines()[0]
 
 
 def _one_line(error: BaseException) -> str:
