@@ -54,9 +54,8 @@ def expressions(node: object, word: str = "") -> Iterator[str]:
 
 
 def names(text: str) -> set[str]:
-    if not isinstance(node := ast.parse(text, mode="eval").body, ast.expr):
-        raise AssertionError(text)
-    found = {ast.unparse(n) for n in ast.walk(node) if isinstance(n, (ast.Name, ast.Attribute))}
+    nodes = ast.walk(ast.parse(text, mode="eval"))
+    found = {ast.unparse(node) for node in nodes if isinstance(node, (ast.Name, ast.Attribute))}
     return {name for name in found if not any(o.startswith(f"{name}.") for o in found)}
 
 

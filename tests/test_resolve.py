@@ -1,4 +1,3 @@
-
 import pytest
 
 from composer.errors import ConfigError
