@@ -77,9 +77,7 @@ class ArenaSpec:
 def pool_blocks(pools: Sequence[PoolSpec]) -> list[Block]:
     """This rank's buffers of ``pools``, as a layout sees them."""
     return [
-        _block(pool, buffer, pool.layers, buffer.shape)
-        for pool in pools
-        for buffer in pool.buffers
+        _block(pool, buffer, pool.layers, buffer.shape) for pool in pools for buffer in pool.buffers
     ]
 
 

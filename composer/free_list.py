@@ -52,7 +52,8 @@ class FreeList:
             array = np.asarray(ids, dtype=np.int64)
             self.check(array)
             self._taken_array[array] = 0
-            if int(np.count_nonzero(self._taken_array)) != self.num_slots - self.num_free - len(ids):
+            left = self.num_slots - self.num_free - len(ids)
+            if int(np.count_nonzero(self._taken_array)) != left:
                 self._taken_array[array] = 1
                 raise InvariantError(f"{self.name}: {len(ids)} ids to free, some of them twice")
         self._free.extend(reversed(ids))

@@ -21,8 +21,10 @@ Reservation = dict[str, list[int]]  # index space -> ids
 
 @dataclass(frozen=True)
 class ObjectParts:
-    """Where the parts of one storage object lie: part ``i`` of slot ``s`` starts at
-    ``address[i] + s * stride[i]``; trailer included, padding included."""
+    """Where the parts of one storage object lie, padding and trailer included.
+
+    Part ``i`` of slot ``s`` starts at ``address[i] + s * stride[i]``.
+    """
 
     address: Ints
     stride: Ints
@@ -79,9 +81,7 @@ class HostArena:
         for section, base, padding in zip(self.sections, self.bases, paddings, strict=True):
             runs.append(_with_padding(section.runs, section.padding_bytes, section.is_record, base))
             if padding:
-                runs.append(
-                    Runs(*(np.array([n]) for n in (self._side + done, row_bytes, padding)))
-                )
+                runs.append(Runs(*(np.array([n]) for n in (self._side + done, row_bytes, padding))))
                 done += padding
         return ObjectParts(
             np.concatenate([run.offset for run in runs]) + start,

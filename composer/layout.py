@@ -131,7 +131,8 @@ class Section:
             _cells(block, memory, content)
             for block, memory, content in zip(self.blocks, self.placements, in_object, strict=True)
         ]
-        memory, content, stride, num_bytes = (np.concatenate(column) for column in zip(*parts))
+        columns = (np.concatenate(column) for column in zip(*parts, strict=True))
+        memory, content, stride, num_bytes = columns
         order = np.argsort(content, kind="stable")
         return _merge(Runs(memory[order], stride[order], num_bytes[order]))
 
@@ -283,6 +284,4 @@ def _merge(runs: Runs) -> Runs:
     touches = runs.offset[1:] == runs.offset[:-1] + runs.num_bytes[:-1]
     together = touches & (runs.stride[1:] == runs.stride[:-1])
     starts = np.flatnonzero(np.concatenate(([True], ~together)))
-    return Runs(
-        runs.offset[starts], runs.stride[starts], np.add.reduceat(runs.num_bytes, starts)
-    )
+    return Runs(runs.offset[starts], runs.stride[starts], np.add.reduceat(runs.num_bytes, starts))

@@ -54,7 +54,7 @@ class ArenaObjects:
 
     def __init__(self, arena: HostArena, *, checksum: bool) -> None:
         self.arena, self._checksum = arena, checksum
-        self._bytes = arena.memory.numpy()
+        self._bytes = arena.memory.numpy().data
         self._start = arena.memory.data_ptr()
         self.prefix = lru_cache(maxsize=4096)(self._prefix)
 
@@ -105,7 +105,7 @@ class ArenaObjects:
             refused["no_checksum"] = int(np.count_nonzero(ok & ~flagged))
             ok &= flagged
             candidates = np.flatnonzero(ok)
-            found = self.checksums([slots[index] for index in candidates])
+            found = self.checksums([slots[index] for index in candidates.tolist()])
             wrong = candidates[found != trailers["checksum"][candidates]]
             refused["wrong_checksum"] = len(wrong)
             ok[wrong] = False
@@ -129,7 +129,7 @@ class ArenaObjects:
 
     def _checksum_parts(self, starts: list[int], sizes: list[int]) -> int:
         digest = xxhash.xxh3_64()
-        for start, size in zip(starts, sizes):
+        for start, size in zip(starts, sizes, strict=True):
             digest.update(self._bytes[start : start + size])
         return digest.intdigest()
 

@@ -70,7 +70,7 @@ def hash_pages(
     """
     ids = token_array(tokens).astype("<i8", copy=False)
     step = page_size * ids.itemsize
-    view = memoryview(ids).cast("B") if len(ids) else memoryview(b"")
+    view = ids.data.cast("B") if len(ids) else memoryview(b"")
     count = struct.pack("<I", page_size)
     sha256, join = hashlib.sha256, b"".join
     hashes: list[bytes] = []

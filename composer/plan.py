@@ -182,8 +182,7 @@ class _Split:
         if any(space.pools[0].weight is not None for space in self.spaces.values()):
             return self._by_weight(least)
         unit = {
-            name: space.window_pages or self.checkpoint_pages
-            for name, space in self.spaces.items()
+            name: space.window_pages or self.checkpoint_pages for name, space in self.spaces.items()
         }
         num_units = self.budget // max(self._bytes(unit), 1)
         counts = {n: num_units * unit[n] for n in unit} if num_units else least
@@ -229,4 +228,3 @@ def _size(problems: Problems, key: str, text: str) -> int:
     except ValueError as error:
         problems.add(key, str(error))
         return 0
-

@@ -92,7 +92,7 @@ def host_view(
         return words.as_strided(
             (count, num_slots, block.tokens, block.heads, block.cell_bytes // word),
             (layer_stride // word, *(int(s[first]) // word for s in strides), 1),
-            words.storage_offset() + (base + int(place.offset[first])) // word,
+            int(words.storage_offset()) + (base + int(place.offset[first])) // word,
         )
 
     num_layers = len(block.layers)
@@ -113,7 +113,7 @@ def device_view(tensors: Sequence[torch.Tensor], block: Block, num_slots: int) -
     flat = [tensor[:, :num_rows].flatten(2).view(torch.uint8) for tensor in tensors]
     numbers = [block.cell_bytes]
     for tensor in flat:
-        numbers += [tensor.storage_offset(), tensor.stride(0), tensor.stride(1)]
+        numbers += [int(tensor.storage_offset()), tensor.stride(0), tensor.stride(1)]
     word = _word_bytes(numbers)
     shape = (num_slots, block.tokens, block.heads, block.cell_bytes // word)
     return BufferView(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from time import perf_counter
 
 import numpy as np
@@ -19,15 +20,23 @@ from composer.pool import BufferView, PoolEntry
 class PoolTransfer:
     """Slots of one index space that move between the tiers; its sidecars follow.
 
+    What a movement does not need stays empty; the others have one item per page, in one order.
+
     Attributes:
         pool: The pool that owns the index space.
         device_ids: Device slots.
-        host_ids: Host slots; ``host_ids[i]`` holds the same page as ``device_ids[i]``.
+        host_ids: Host slots.
+        page_hashes: What the slots hold.
+        scope: Whose pages they are.
+        degraded: Per page, whether its optional pools hold nothing; empty: none is.
     """
 
     pool: str
-    device_ids: Sequence[int]
-    host_ids: Sequence[int]
+    device_ids: Sequence[int] = ()
+    host_ids: Sequence[int] = ()
+    page_hashes: Sequence[bytes] = ()
+    scope: str = "-"
+    degraded: Sequence[bool] = ()
 
 
 @dataclass
@@ -63,11 +72,21 @@ class Transfer:
         """Copy host -> device."""
         self._move(slots, to_host=False, moved=self.loaded)
 
+    def copy_states(self, source: Mapping[str, int], target: Mapping[str, int]) -> None:
+        """Copy device states, one per index space, within the device tier."""
+        for space, slot in source.items():
+            self._device.spaces[space].check([slot, target[space]])
+            for entry in self._device.entries.values():
+                if entry.spec.index_space == space:
+                    for view in entry.buffers.values():
+                        for tensor in view.layers:
+                            tensor[:, target[space]].copy_(tensor[:, slot])
+
     def _move(self, slots: Sequence[PoolTransfer], *, to_host: bool, moved: Moved) -> None:
         for one in slots:
             if len(one.device_ids) != len(one.host_ids):
                 raise InvariantError(
-                    f"{one.pool}: {len(one.device_ids)} device slots for {len(one.host_ids)} host slots"
+                    f"{one.pool}: {len(one.device_ids)} device and {len(one.host_ids)} host slots"
                 )
             self._device.spaces[one.pool].check(one.device_ids)
             self._host.spaces[one.pool].check(one.host_ids)
@@ -127,6 +146,5 @@ def _runs(device: Sequence[int], host: Sequence[int]) -> Iterator[tuple[int, int
         return
     breaks = (np.diff(first) != 1) | (np.diff(second) != 1)
     starts = np.concatenate(([0], np.flatnonzero(breaks) + 1, [len(first)])).tolist()
-    for start, end in zip(starts[:-1], starts[1:], strict=True):
+    for start, end in pairwise(starts):
         yield int(first[start]), int(second[start]), end - start
-

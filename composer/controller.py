@@ -1,0 +1,266 @@
+"""Movement of pages and states between device, host and storage, all pools of a page together.
+
+The controller moves what it is told to and says what arrived; which pages exist and who may use
+them is the prefix cache's business. Work for later goes through ``submit`` to the executor that
+the controller was given, so that tests can take one step at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence, Sized
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+from typing import TypeVar
+
+import numpy as np
+
+from composer.boundary import Bools
+from composer.counters import Counters
+from composer.device_pools import DevicePoolGroup
+from composer.errors import InvariantError
+from composer.group import HostPoolGroup
+from composer.layout import Ints
+from composer.objects import ArenaObjects
+from composer.schema import Verify
+from composer.storage import PageObjects, StorageBackend
+from composer.transfer import Moved, PoolTransfer, Transfer
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PoolTransferResult:
+    """What became of one PoolTransfer, per page.
+
+    Attributes:
+        ok: Every required pool is there (or was written).
+        seen: It was in storage before.
+        degraded: Required pools are there, an optional one is not.
+    """
+
+    pool: str
+    ok: Bools
+    degraded: Bools = field(default_factory=lambda: _none(()))
+    seen: Bools = field(default_factory=lambda: _none(()))
+
+
+class HybridCacheController:
+    """Moves slots of all index spaces between the tiers.
+
+    Attributes:
+        backend: None while detached: every lookup is a miss, every write is refused.
+        written, read: Bytes and seconds of storage transfers.
+    """
+
+    def __init__(
+        self,
+        device: DevicePoolGroup,
+        host: HostPoolGroup,
+        backend: StorageBackend | None,
+        executor: Executor,
+        *,
+        verify: Verify = Verify.checksum,
+    ) -> None:
+        self.device, self.host = device, host
+        self.backend: StorageBackend | None = None
+        self.transfer = Transfer(device, host)
+        self.counters = Counters()
+        self.written, self.read = Moved(), Moved()
+        self._executor = executor
+        self._objects: dict[str, list[ArenaObjects]] = {name: [] for name in host.spaces}
+        for arena in host.arenas.values():
+            objects = ArenaObjects(arena, checksum=verify is Verify.checksum)
+            self._objects[arena.spec.space].append(objects)
+        if backend is not None:
+            self.attach(backend)
+
+    def attach(self, backend: StorageBackend) -> None:
+        """Use a backend from now on, every buffer registered with it once."""
+        backend.register(self.host.regions)
+        self.backend = backend
+
+    def detach(self) -> StorageBackend | None:
+        """Use no backend from now on; the caller closes the one returned."""
+        backend, self.backend = self.backend, None
+        return backend
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        """Run a job on a worker."""
+        return self._executor.submit(job)
+
+    def backup(self, transfers: Sequence[PoolTransfer]) -> None:
+        """Copy device -> host, all pools of each index space."""
+        self.transfer.backup(transfers)
+
+    def load_back(self, transfers: Sequence[PoolTransfer]) -> None:
+        """Copy host -> device, all pools of each index space."""
+        self.transfer.load_back(transfers)
+
+    def exists(self, transfers: Sequence[PoolTransfer]) -> list[PoolTransferResult]:
+        """Ask storage which pages have all their required objects, in one call.
+
+        Where an index space stores nothing that is required, nothing is missing.
+        """
+        required = [
+            [objects for objects in self._objects[one.pool] if objects.arena.spec.required]
+            for one in transfers
+        ]
+        keys = [
+            key
+            for one, arenas in zip(transfers, required, strict=True)
+            for objects in arenas
+            for key in objects.keys(one.scope, one.page_hashes)
+        ]
+        found = self._ask(keys)
+        results, start = [], 0
+        for one, arenas in zip(transfers, required, strict=True):
+            ok = np.ones(len(one.page_hashes), dtype=np.bool_)
+            for _ in arenas:
+                ok &= found[start : start + len(ok)]
+                start += len(ok)
+            results.append(PoolTransferResult(one.pool, ok))
+        return results
+
+    def write_storage(
+        self, transfers: Sequence[PoolTransfer], renew: Sequence[PoolTransfer] = ()
+    ) -> list[PoolTransferResult]:
+        """Write host slots; what storage already has is not written again.
+
+        Args:
+            transfers: Host slots and what they hold.
+            renew: Pages of the same chains that are only asked for, in the same call, which
+                keeps them alive in the store.
+        """
+        if self.backend is None:
+            none = [(one.pool, _none(one.page_hashes)) for one in transfers]
+            return [PoolTransferResult(pool, ok, seen=ok) for pool, ok in none]
+        present = self.exists([*transfers, *renew])
+        return [self._write(one, known.ok) for one, known in zip(transfers, present, strict=False)]
+
+    def prefetch(self, transfers: Sequence[PoolTransfer]) -> list[PoolTransferResult]:
+        """Read host slots from storage; what is not ok is undefined memory."""
+        results = []
+        for one in transfers:
+            ok = np.ones(len(one.page_hashes), dtype=np.bool_)
+            degraded = np.zeros(len(ok), dtype=np.bool_)
+            for objects in reversed(self._objects[one.pool]):
+                todo = np.flatnonzero(ok)
+                got = self._get(objects, one, todo)
+                missed = todo[~got]
+                if objects.arena.spec.required:
+                    ok[missed] = False
+                else:
+                    degraded[missed] = True
+            results.append(PoolTransferResult(one.pool, ok, degraded & ok))
+        return results
+
+    def remove_all(self, scope: str | None) -> dict[str, int | None]:
+        """Remove a scope's objects (None: those of every scope) from storage.
+
+        Returns:
+            How many were removed and how many are left, e.g. leased; None where the backend
+            cannot list its objects.
+        """
+        backend, removed, left = self.backend, 0, 0
+        if backend is None:
+            return {"storage_removed": 0, "storage_left": 0}
+        for objects in (one for arenas in self._objects.values() for one in arenas):
+            every = f"{objects.arena.spec.namespace}/"
+            prefix = every if scope is None else objects.prefix(scope)[0]
+            keys = self._call("keys", partial(backend.keys, prefix))
+            if keys is None:
+                return {"storage_removed": None, "storage_left": None}
+            gone = self._call("remove", partial(backend.remove, keys)) if keys else None
+            num_gone = 0 if gone is None else int(gone.sum())
+            removed, left = removed + num_gone, left + len(keys) - num_gone
+        return {"storage_removed": removed, "storage_left": left}
+
+    def _write(self, one: PoolTransfer, known: Bools) -> PoolTransferResult:
+        todo = np.flatnonzero(~known)
+        arenas = self._objects[one.pool]
+        any_required = any(objects.arena.spec.required for objects in arenas)
+        optional = todo if any_required else np.arange(len(known))
+        if len(one.degraded):
+            optional = optional[~np.asarray(one.degraded, dtype=np.bool_)[optional]]
+        for objects in arenas:
+            if objects.arena.spec.required:
+                todo = todo[self._put(objects, one, todo)]
+            else:
+                self._put(objects, one, optional)
+        ok = known.copy()
+        ok[todo] = True
+        return PoolTransferResult(one.pool, ok, seen=known)
+
+    def _ask(self, keys: list[str]) -> Bools:
+        if self.backend is None or not keys:
+            return _none(keys)
+        self.counters.add("storage_queries", len(keys))
+        backend = self.backend
+        found = self._call("exists", lambda: backend.exists(keys))
+        return _none(keys) if found is None else found
+
+    def _put(self, objects: ArenaObjects, one: PoolTransfer, pages: Ints) -> Bools:
+        """Put some pages of a transfer; True: written."""
+        backend = self.backend
+        if backend is None or not len(pages):
+            return _none(pages)
+        sealed = objects.seal(one.scope, *_chosen(one, pages))
+        written = self._timed(self.written, sealed, "put", lambda: backend.put(sealed))
+        if written is None:
+            return _none(pages)
+        self.written.num_bytes += int(written.sum()) * sealed.object_bytes
+        self.counters.add("objects_written", int(written.sum()))
+        self.counters.add("objects_refused", int((~written).sum()))
+        return written
+
+    def _get(self, objects: ArenaObjects, one: PoolTransfer, pages: Ints) -> Bools:
+        """Get some pages of a transfer; True: read and verified."""
+        backend = self.backend
+        if backend is None or not len(pages):
+            return _none(pages)
+        slots, hashes = _chosen(one, pages)
+        blank = objects.blank(one.scope, slots, hashes)
+        num_bytes = self._timed(self.read, blank, "get", lambda: backend.get(blank))
+        if num_bytes is None:
+            return _none(pages)
+        check = objects.check(one.scope, slots, hashes, num_bytes)
+        self.read.num_bytes += int(check.ok.sum()) * blank.object_bytes
+        self.counters.add("objects_read", int(check.ok.sum()))
+        self.counters.add_all(check.refused, "read_refused.")
+        return check.ok
+
+    def _timed(
+        self, moved: Moved, objects: PageObjects, name: str, call: Callable[[], T]
+    ) -> T | None:
+        start = perf_counter()
+        answer = self._call(name, call)
+        moved.seconds += perf_counter() - start
+        if answer is None:
+            self.counters.add(f"backend_failed.{name}_objects", len(objects.keys))
+        return answer
+
+    def _call(self, name: str, call: Callable[[], T]) -> T | None:
+        """A backend call; whatever goes wrong in it is counted and logged, and is a miss."""
+        try:
+            return call()
+        except InvariantError:
+            raise
+        except Exception as error:
+            self.counters.add(f"backend_failed.{name}")
+            log.warning("storage %s failed: %s: %s", name, type(error).__name__, error)
+            return None
+
+
+def _none(items: Sized) -> Bools:
+    return np.zeros(len(items), dtype=np.bool_)
+
+
+def _chosen(one: PoolTransfer, pages: Ints) -> tuple[list[int], list[bytes]]:
+    if len(pages) == len(one.page_hashes):
+        return list(one.host_ids), list(one.page_hashes)
+    chosen = pages.tolist()
+    return [one.host_ids[i] for i in chosen], [one.page_hashes[i] for i in chosen]

@@ -1,0 +1,89 @@
+"""What a caller holds: a restored prefix, and device slots to compute into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+
+
+@dataclass
+class Lease:
+    """A restored prefix in the device tier, kept there until ``release``.
+
+    Attributes:
+        num_pages: Length of the prefix; ``num_tokens`` the same in tokens.
+        pages: Index space -> device pages. All of the prefix's where the space keeps every page,
+            the last ones before the boundary where it trails.
+        states: Index space -> device state at the boundary. States are immutable: copy one into a
+            working slot (``Stack.copy_state``) before going on from it.
+        hit_tokens: Tokens by the fastest tier that held them.
+        shortened_by: Index space that cut the prefix; None where none did.
+        degraded: Optional pools that are missing for some page of the prefix.
+    """
+
+    num_pages: int
+    num_tokens: int
+    pages: Mapping[str, list[int]]
+    states: Mapping[str, int]
+    hit_tokens: Mapping[str, int]
+    shortened_by: str | None = None
+    degraded: tuple[str, ...] = ()
+    _release: Callable[[], None] | None = field(default=None, repr=False)
+
+    def wait(self, layer: int) -> None:
+        """Return when the layer's pages are in the device tier.
+
+        Loads complete before a lease is handed out, so this returns at once.
+        """
+
+    def release(self) -> None:
+        """Let the prefix be evicted again. Idempotent."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+@dataclass
+class Slots:
+    """Device slots that a caller computes into, until they are committed or released.
+
+    Attributes:
+        pages: Index space -> device pages, one per page of new tokens in every space.
+        states: One mapping index space -> device state per state asked for.
+    """
+
+    pages: dict[str, list[int]]
+    states: list[dict[str, int]]
+    _free: Callable[[Mapping[str, list[int]]], None] = field(repr=False)
+
+    def release(self) -> None:
+        """Give back what was not committed. Idempotent."""
+        left = {space: list(ids) for space, ids in self.pages.items() if ids}
+        for state in self.states:
+            for space, slot in state.items():
+                left.setdefault(space, []).append(slot)
+        self.pages, self.states = {}, []
+        self._free(left)
+
+    def __enter__(self) -> Slots:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()

@@ -1,0 +1,79 @@
+"""What of the host tier is in storage: written (the store said so) or saved (it was seen there)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from time import monotonic
+
+Slot = tuple[str, bytes]  # index space, page hash
+
+
+@dataclass(slots=True)
+class _Written:
+    scope: str
+    asked_at: float | None = None
+
+
+class Ledger:
+    """Host slots that are not saved yet. Used under the caches' lock.
+
+    Attributes:
+        num_written: Slots that became written, ever.
+        num_saved: Slots that became saved, ever.
+    """
+
+    def __init__(self, reprove_s: float, clock: Callable[[], float] = monotonic) -> None:
+        self.num_written = self.num_saved = 0
+        self._reprove_s, self._clock = reprove_s, clock
+        self._unwritten: dict[Slot, str] = {}
+        self._unproven: dict[Slot, _Written] = {}
+
+    @property
+    def num_unsaved(self) -> int:
+        return len(self._unwritten) + len(self._unproven)
+
+    @property
+    def unwritten(self) -> dict[Slot, str]:
+        """Slots that storage does not have, with their scopes."""
+        return dict(self._unwritten)
+
+    def to_ask(self) -> dict[Slot, str]:
+        """Written slots to look for now, with their scopes: each once per ``reprove_s``."""
+        now, due = self._clock(), {}
+        for slot, written in self._unproven.items():
+            if written.asked_at is None or now - written.asked_at >= self._reprove_s:
+                written.asked_at = now
+                due[slot] = written.scope
+        return due
+
+    def expect(self, slots: Iterable[Slot], scope: str) -> None:
+        """Slots that have to be written."""
+        for slot in slots:
+            if slot not in self._unproven:
+                self._unwritten[slot] = scope
+
+    def wrote(self, slot: Slot, *, seen: bool) -> None:
+        """The store took a slot, or (``seen``) was found to have it."""
+        scope = self._unwritten.pop(slot, None)
+        if scope is not None:
+            self.num_written += 1
+            if seen:
+                self.num_saved += 1
+            else:
+                self._unproven[slot] = _Written(scope)
+
+    def asked(self, slot: Slot, *, seen: bool) -> None:
+        """A written slot was looked for."""
+        written = self._unproven.pop(slot, None)
+        if written is None:
+            return
+        if seen:
+            self.num_saved += 1
+        else:
+            self._unwritten[slot] = written.scope
+
+    def forget(self, space: str, page_hash: bytes) -> None:
+        """The host tier gave a slot up."""
+        self._unwritten.pop((space, page_hash), None)
+        self._unproven.pop((space, page_hash), None)

@@ -1,0 +1,171 @@
+"""Which prefix of a prompt the tiers hold: hashing, presence, and the boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from threading import RLock
+from typing import Any
+
+import numpy as np
+
+from composer.boundary import Bools, Requirement, longest, restorable_lengths, shortened_by
+from composer.controller import HybridCacheController
+from composer.page_hash import hash_pages, root_hash, scope_name, token_array
+from composer.plan import StackPlan
+from composer.residency import Residency
+from composer.transfer import PoolTransfer
+
+TIERS = ("device", "host", "storage")  # fastest first
+
+
+class Tiers:
+    """What the device and the host tier hold, and the one lock that guards both."""
+
+    def __init__(self, plan: StackPlan, controller: HybridCacheController) -> None:
+        self.plan, self.controller = plan, controller
+        self.lock = RLock()
+        self.device = Residency("device", controller.device.spaces, plan.spaces)
+        self.host = Residency("host", controller.host.spaces, plan.spaces)
+        # the anchor first: hits are counted on it
+        self.spaces = sorted(plan.spaces, key=lambda name: name != plan.spec.anchor)
+
+    def present(self, tier: str, page_hashes: list[bytes]) -> dict[str, Bools]:
+        """Per index space and page, whether the device or the host tier holds it."""
+        residency: Residency = getattr(self, tier)
+        return {space: residency.present(space, page_hashes) for space in self.spaces}
+
+    def requirements(self, presence: Iterable[Mapping[str, Bools]]) -> list[Requirement]:
+        """What every index space demands of a prefix, given what any of the tiers hold."""
+        maps = list(presence)
+        return [
+            Requirement(
+                space,
+                np.logical_or.reduce([one[space] for one in maps]),
+                self.plan.spaces[space].window_pages,
+            )
+            for space in self.spaces
+        ]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt's full pages by hash, under one salt and extra key."""
+
+    num_tokens: int
+    hashes: list[bytes]
+    root: bytes
+    scope: str
+
+    @classmethod
+    def of(
+        cls, tokens: Any, page_size: int, salt: str | None = None, extra_key: str | None = None
+    ) -> Prompt:
+        """Hash a prompt.
+
+        Args:
+            tokens: Token ids: a list, an integer array or a CPU tensor.
+            page_size: Tokens per page.
+            salt: Separates tenants.
+            extra_key: Separates what else changes the cache's bytes, e.g. an adapter.
+        """
+        ids = token_array(tokens)
+        root = root_hash(salt, extra_key)
+        return cls(len(ids), hash_pages(ids, page_size, root), root, scope_name(salt, extra_key))
+
+    def parent(self, page: int) -> bytes:
+        """The hash before page ``page``."""
+        return self.hashes[page - 1] if page else self.root
+
+
+@dataclass(frozen=True)
+class Match:
+    """The longest restorable prefix of a prompt, as far as a lookup can tell.
+
+    Attributes:
+        num_pages: Length of the prefix in pages, and in tokens ``num_tokens``.
+        hit_tokens: Tokens of the prefix by the fastest tier that holds them.
+        shortened_by: The index space that kept the prefix from reaching as far as the anchor's
+            pages do; None where nothing did.
+        limit: Pages that may match at all: the prompt's full pages, or ``max_tokens``.
+        stored: Per index space and page, what storage was seen to hold.
+    """
+
+    prompt: Prompt
+    num_pages: int
+    num_tokens: int
+    hit_tokens: Mapping[str, int]
+    shortened_by: str | None
+    limit: int
+    stored: Mapping[str, Bools] = field(repr=False)
+
+
+class Lookup:
+    """Finds the longest restorable prefix over all tiers."""
+
+    def __init__(self, tiers: Tiers) -> None:
+        self._tiers = tiers
+        self._page_size = tiers.plan.page_size
+
+    def match(self, prompt: Prompt, max_tokens: int | None = None) -> Match:
+        """Look a prompt up; storage is asked at most once, and only for what is not here."""
+        limit = len(prompt.hashes)
+        if max_tokens is not None:
+            limit = min(limit, max(max_tokens, 0) // self._page_size)
+        hashes = prompt.hashes[:limit]
+        with self._tiers.lock:
+            device = self._tiers.present("device", hashes)
+            host = self._tiers.present("host", hashes)
+        here = self._tiers.requirements([device, host])
+        stored = {space: np.zeros(limit, dtype=np.bool_) for space in self._tiers.spaces}
+        if longest(restorable_lengths(here, limit)) < limit:
+            self._ask_storage(prompt, here, stored)
+        needs = self._tiers.requirements([device, host, stored])
+        boundary = longest(restorable_lengths(needs, limit))
+        with self._tiers.lock:
+            self._tiers.device.touch(hashes[:boundary])
+            self._tiers.host.touch(hashes[:boundary])
+        presence = {"device": device, "host": host, "storage": stored}
+        return Match(
+            prompt=prompt,
+            num_pages=boundary,
+            num_tokens=boundary * self._page_size,
+            hit_tokens=self.count_tokens(presence, boundary),
+            shortened_by=shortened_by(needs, boundary),
+            limit=limit,
+            stored=stored,
+        )
+
+    def count_tokens(
+        self, presence: Mapping[str, Mapping[str, Bools]], boundary: int
+    ) -> dict[str, int]:
+        """Tokens of a prefix by the fastest tier that holds their anchor page.
+
+        Without an anchor all of them count where the state is.
+        """
+        hit_tokens = dict.fromkeys(TIERS, 0)
+        if not boundary:
+            return hit_tokens
+        space = self._tiers.spaces[0]
+        window = self._tiers.plan.spaces[space].window_pages
+        open_pages = np.ones(boundary, dtype=np.bool_)
+        for tier in TIERS:
+            held = presence[tier][space][:boundary]
+            if window is not None:
+                held = np.full(boundary, held[-1])
+            hit_tokens[tier] = int(np.count_nonzero(held & open_pages)) * self._page_size
+            open_pages &= ~held
+        return hit_tokens
+
+    def _ask_storage(
+        self, prompt: Prompt, here: list[Requirement], stored: dict[str, Bools]
+    ) -> None:
+        asked = {need.name: np.flatnonzero(~need.present) for need in here}
+        transfers = [
+            PoolTransfer(
+                space, page_hashes=[prompt.hashes[page] for page in pages], scope=prompt.scope
+            )
+            for space, pages in asked.items()
+        ]
+        for result in self._tiers.controller.exists(transfers):
+            stored[result.pool][asked[result.pool]] = result.ok

@@ -1,0 +1,40 @@
+"""Keeps slots of one tier from being evicted while somebody uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from composer.residency import PageEntry, Residency
+
+Wanted = Mapping[str, Sequence[bytes]]  # index space -> page hashes
+
+
+class Pins:
+    """Everything that one operation or lease keeps in one tier. Used under the caches' lock."""
+
+    def __init__(self, residency: Residency) -> None:
+        self._residency = residency
+        self._pages: list[PageEntry] = []
+        self._trailing: list[tuple[str, list[bytes]]] = []
+
+    def add(self, wanted: Wanted) -> None:
+        """Keep those of the wanted slots that are here."""
+        tier = self._residency
+        if tier.page_spaces and tier.page_spaces[0] in wanted:
+            found = (tier.pages.get(page_hash) for page_hash in wanted[tier.page_spaces[0]])
+            pages = [page for page in found if page is not None]
+            tier.lock(pages)
+            self._pages += pages
+        for space in tier.trailing:
+            known = tier.residents[space]
+            held = [page_hash for page_hash in wanted.get(space, ()) if page_hash in known]
+            tier.hold(space, held)
+            self._trailing.append((space, held))
+
+    def release(self) -> None:
+        """Let go of everything. Idempotent."""
+        pages, self._pages = self._pages, []
+        trailing, self._trailing = self._trailing, []
+        self._residency.unlock(reversed(pages))
+        for space, held in trailing:
+            self._residency.unhold(space, held)

@@ -1,0 +1,127 @@
+"""The prefix cache: which prefixes are restorable, in which tier, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from composer.boundary import longest, restorable_lengths
+from composer.commit import Boundaries, Commit, Committed
+from composer.controller import HybridCacheController
+from composer.lease import Lease, Slots
+from composer.lookup import Lookup, Match, Prompt, Tiers
+from composer.plan import StackPlan
+from composer.restore import Restore
+from composer.writer import Published, Writer
+
+
+class PrefixCache:
+    """Pages, windows and states of prompts over device, host and storage. Thread-safe."""
+
+    def __init__(
+        self,
+        plan: StackPlan,
+        controller: HybridCacheController,
+        *,
+        renew_pages: int,
+        reprove_s: float,
+    ) -> None:
+        self.plan, self.controller = plan, controller
+        self.tiers = Tiers(plan, controller)
+        self.writer = Writer(self.tiers, renew_pages=renew_pages, reprove_s=reprove_s)
+        self._lookup = Lookup(self.tiers)
+        self._restore = Restore(self.tiers, self._lookup)
+        self._commit = Commit(self.tiers, self.writer)
+
+    def match(self, prompt: Prompt, max_tokens: int | None = None) -> Match:
+        """The longest restorable prefix, as far as a lookup can tell."""
+        return self._lookup.match(prompt, max_tokens)
+
+    def restore(self, match: Match) -> Lease:
+        """Bring a matched prefix into the device tier."""
+        return self._restore.restore(match)
+
+    def allocate(self, num_pages: int, num_states: int = 0) -> Slots | None:
+        """Device slots to compute into, or None when there is no room even after evicting."""
+        spaces = self.plan.spaces
+        counts = {n: num_states if one.is_state else num_pages for n, one in spaces.items()}
+        with self.tiers.lock:
+            taken = self.tiers.device.take(counts)
+        if taken is None:
+            self.controller.counters.add("allocations_without_room")
+            return None
+        states = {name: ids for name, ids in taken.items() if spaces[name].is_state}
+        return Slots(
+            pages={name: ids for name, ids in taken.items() if name not in states},
+            states=[{n: ids[index] for n, ids in states.items()} for index in range(num_states)]
+            if states
+            else [],
+            _free=self._give_back,
+        )
+
+    def commit(self, prompt: Prompt, slots: Slots, boundaries: Boundaries) -> Committed:
+        """Take computed slots over, and start their way to host and storage."""
+        return self._commit.commit(prompt, slots, boundaries)
+
+    def publish(self, wait_s: float | None = None) -> Published:
+        """Finish, retry and prove what has to be in storage."""
+        return self.writer.publish(wait_s)
+
+    def known_pages(self, match: Match) -> int:
+        """Pages of the prompt's head that some tier holds, restorable or not."""
+        hashes = match.prompt.hashes[: match.limit]
+        with self.tiers.lock:
+            here = [self.tiers.present(tier, hashes) for tier in ("device", "host")]
+        needs = self.tiers.requirements([*here, match.stored])
+        chains = [need for need in needs if need.window_pages is None]
+        return longest(restorable_lengths(chains, len(hashes))) if chains else match.num_pages
+
+    def explain(self, prompt: Prompt) -> dict[str, Any]:
+        """How much of a prompt each tier and index space has, and what set the boundary."""
+        hashes = prompt.hashes
+        with self.tiers.lock:
+            here = {tier: self.tiers.present(tier, hashes) for tier in ("device", "host")}
+        match = self.match(prompt)
+        return {
+            "num_tokens": prompt.num_tokens,
+            "num_pages": len(hashes),
+            "scope": prompt.scope,
+            "boundary_pages": match.num_pages,
+            "shortened_by": match.shortened_by,
+            "hit_tokens": dict(match.hit_tokens),
+            "present": {
+                tier: {space: int(flags.sum()) for space, flags in one.items()}
+                for tier, one in {**here, "storage": match.stored}.items()
+            },
+            "backend": self.controller.backend is not None,
+        }
+
+    def clear(self, scope: str | None = None) -> dict[str, int | None]:
+        """Forget a scope's pages (None: all) in every tier.
+
+        Returns:
+            Slots freed per tier, objects removed from storage, and objects that are still leased
+            there and could not be removed.
+        """
+        self.writer.drain()
+        with self.tiers.lock:
+            freed = {t: getattr(self.tiers, t).clear(scope) for t in ("device", "host")}
+        return {**freed, **self.controller.remove_all(scope)}
+
+    def counters(self) -> dict[str, int]:
+        """Everything counted so far, by name."""
+        with self.tiers.lock:
+            evicted = {
+                f"evicted.{tier.tier}.{space}": number
+                for tier in (self.tiers.device, self.tiers.host)
+                for space, number in tier.num_evicted.items()
+            }
+            ledger = self.writer.ledger
+            stored = {"slots_written": ledger.num_written, "slots_saved": ledger.num_saved}
+        backend = self.controller.backend
+        own = {f"backend.{n}": v for n, v in backend.counters().items()} if backend else {}
+        return {**self.controller.counters.snapshot(), **evicted, **stored, **own}
+
+    def _give_back(self, slots: Mapping[str, list[int]]) -> None:
+        with self.tiers.lock:
+            self.tiers.device.give_back(slots)

@@ -1,0 +1,275 @@
+"""compose(): one configuration becomes a running cache hierarchy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from omegaconf import DictConfig
+
+from composer.commit import Committed
+from composer.config import attach_origins, load_config, to_stack_config
+from composer.controller import HybridCacheController
+from composer.device_buffers import DeviceBuffers, check_device_buffers
+from composer.device_pools import DevicePoolGroup
+from composer.errors import ConfigError
+from composer.group import HostPoolGroup
+from composer.lease import Lease, Slots
+from composer.lookup import Match, Prompt
+from composer.plan import StackPlan, make_plan
+from composer.prefix_cache import PrefixCache
+from composer.registry import BACKENDS
+from composer.resolve import resolve
+from composer.schema import StackConfig
+from composer.storage import StorageBackend
+from composer.writer import Published
+
+NUM_WORKERS = 3  # backups, writes and a spare, so that a slow store delays no copy
+REPROVE_S = 10.0  # for backends without a setting of their own
+
+
+class Stack:
+    """Everything that one configuration builds. Close it, or use it as a context manager.
+
+    Attributes:
+        plan: All sizes.
+        group: Host tier.
+        device: Device tier.
+        controller: Movement.
+        cache: Residency.
+        backend: Storage; None while detached.
+    """
+
+    def __init__(
+        self,
+        config: StackConfig,
+        plan: StackPlan,
+        *,
+        device_buffers: DeviceBuffers | None = None,
+        backend: StorageBackend | None = None,
+        executor: Executor | None = None,
+    ) -> None:
+        self.config, self.plan = config, plan
+        self._executor = executor or ThreadPoolExecutor(NUM_WORKERS, "kvpool")
+        self.device = DevicePoolGroup(plan, config.device.name, device_buffers)
+        self.group = HostPoolGroup(plan, pin_memory=self.device.device.type == "cuda")
+        self.controller = HybridCacheController(
+            self.device, self.group, backend, self._executor, verify=config.storage.verify
+        )
+        self.cache = PrefixCache(
+            plan,
+            self.controller,
+            renew_pages=config.policy.renew_pages,
+            reprove_s=float(config.backend.get("reprove_s", REPROVE_S)),
+        )
+
+    @property
+    def backend(self) -> StorageBackend | None:
+        return self.controller.backend
+
+    @property
+    def page_size(self) -> int:
+        return self.plan.page_size
+
+    def match(
+        self,
+        tokens: Any,
+        salt: str | None = None,
+        extra_key: str | None = None,
+        max_tokens: int | None = None,
+    ) -> Match:
+        """The longest restorable prefix of a prompt over all tiers, as far as a lookup can tell.
+
+        It never caps by itself: an engine that must compute one token passes ``len(tokens) - 1``.
+
+        Args:
+            tokens: Token ids: a list, an integer array or a CPU tensor.
+            salt: Separates tenants in every tier.
+            extra_key: Separates what else changes the cache's bytes, e.g. an adapter.
+            max_tokens: Longest prefix wanted.
+        """
+        return self.cache.match(self._prompt(tokens, salt, extra_key), max_tokens)
+
+    def restore(self, match: Match) -> Lease:
+        """Bring a matched prefix into the device tier, and keep it there until released.
+
+        The lease tells what was restored: storage may have lost pages since the match.
+        """
+        return self.cache.restore(match)
+
+    def allocate(self, num_pages: int, num_states: int = 0) -> Slots | None:
+        """Device slots to compute into; None when there is no room even after evicting.
+
+        Args:
+            num_pages: Pages in every index space of pages.
+            num_states: States in every index space of states.
+        """
+        return self.cache.allocate(num_pages, num_states)
+
+    def checkpoints(self, match: Match) -> list[int]:
+        """Boundaries (tokens) worth keeping windows and states at, behind a match.
+
+        Every ``checkpoint_tokens``, where the prompt leaves a known prefix, and its end.
+        """
+        pages, step = len(match.prompt.hashes), self.plan.checkpoint_pages
+        first = match.num_pages
+        known = self.cache.known_pages(match)
+        found = {page for page in range(step, pages + 1, step) if page > first}
+        found |= {page for page in (known, pages) if page > first}
+        return [page * self.page_size for page in sorted(found)]
+
+    def commit(
+        self,
+        tokens: Any,
+        pages: Slots,
+        states: Mapping[int, Mapping[str, int] | None] | None = None,
+        salt: str | None = None,
+        extra_key: str | None = None,
+    ) -> Committed:
+        """Hand computed slots over to the cache, which backs them up and writes them.
+
+        Args:
+            tokens: The whole prompt so far.
+            pages: Slots of its last pages, from ``allocate``. What the cache does not take stays
+                there: release it when the request ends.
+            states: Boundaries to keep, in tokens, each with its state from ``pages.states``, or
+                with None where the model has windows only.
+            salt: As in ``match``.
+            extra_key: As in ``match``.
+
+        Raises:
+            ValueError: Pages, boundaries or states do not fit the prompt.
+        """
+        return self.cache.commit(self._prompt(tokens, salt, extra_key), pages, states or {})
+
+    def copy_state(self, source: Mapping[str, int], target: Mapping[str, int]) -> None:
+        """Copy device states, e.g. a restored one (immutable) into a working slot."""
+        self.controller.transfer.copy_states(source, target)
+
+    def publish(self, wait_s: float | None = None) -> Published:
+        """Finish what is under way, retry what storage does not have, look for what was written.
+
+        Args:
+            wait_s: Longest wait; None: until done.
+        """
+        return self.cache.publish(wait_s)
+
+    def explain(
+        self, tokens: Any, salt: str | None = None, extra_key: str | None = None
+    ) -> dict[str, Any]:
+        """Which pages of a prompt each tier and index space has, and what set the boundary."""
+        return self.cache.explain(self._prompt(tokens, salt, extra_key))
+
+    def counters(self) -> dict[str, int]:
+        """Everything counted so far, by name."""
+        return self.cache.counters()
+
+    def clear(self, scope: str | None = None) -> dict[str, int | None]:
+        """Forget the pages of a scope (``Match.prompt.scope``), or all, in every tier."""
+        return self.cache.clear(scope)
+
+    def attach(self, backend: StorageBackend) -> None:
+        """Use another backend from now on; ``publish`` writes to it what the host tier holds.
+
+        Raises:
+            BackendError: It cannot register the host tier's memory.
+        """
+        self.detach()
+        self.controller.attach(backend)
+
+    def detach(self) -> None:
+        """Finish what is under way, and close the backend: the stack goes on without storage."""
+        self.cache.writer.drain()
+        backend = self.controller.detach()
+        if backend is not None:
+            backend.close()
+
+    def close(self) -> None:
+        """Finish what is under way and give everything back. Idempotent."""
+        try:
+            self.detach()
+        finally:
+            self._executor.shutdown(wait=True)
+
+    def __enter__(self) -> Stack:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _prompt(self, tokens: Any, salt: str | None, extra_key: str | None) -> Prompt:
+        return Prompt.of(tokens, self.plan.page_size, salt, extra_key)
+
+
+def compose(
+    model: str | DictConfig | StackConfig | None = None,
+    overrides: Sequence[str] = (),
+    device_buffers: DeviceBuffers | None = None,
+    *,
+    backend: StorageBackend | None = None,
+    executor: Executor | None = None,
+) -> Stack:
+    """Build a stack.
+
+    Args:
+        model: Name of a preset (None: the default one), or a config: from ``load_config``, or the
+            part of a host's own config that holds a stack.
+        overrides: Only with a name; in Hydra's grammar, e.g. ``["host.memory=8GiB"]``.
+        device_buffers: The engine's own tensors: pool -> buffer -> one stacked tensor
+            ``[layer, row, *shape]``, or one ``[row, *shape]`` per layer. None: made for it on
+            ``device.name``, within ``device.memory``.
+        backend: A backend of the caller's own, in place of the configured one.
+        executor: Runs backups and writes; None: threads of the stack's own.
+
+    Raises:
+        ConfigError: Everything that is wrong with the configuration or the tensors.
+        BackendError: The storage backend cannot be set up.
+    """
+    config, plan = plan_stack(model, overrides, device_buffers)
+    made = backend
+    if made is None:
+        made = BACKENDS.build(str(config.backend.get("name")), config.backend)
+    try:
+        return Stack(config, plan, device_buffers=device_buffers, backend=made, executor=executor)
+    except BaseException:
+        if backend is None:
+            made.close()
+        raise
+
+
+def plan_stack(
+    model: str | DictConfig | StackConfig | None = None,
+    overrides: Sequence[str] = (),
+    device_buffers: DeviceBuffers | None = None,
+) -> tuple[StackConfig, StackPlan]:
+    """The typed config and the plan of a stack, without building it. Arguments as ``compose``."""
+    loaded = load_config(model, overrides) if model is None or isinstance(model, str) else model
+    config = to_stack_config(loaded)
+    try:
+        return config, _checked_plan(config, device_buffers)
+    except ConfigError as error:
+        if model is None or isinstance(model, str):
+            raise attach_origins(error, model, overrides) from None
+        raise
+
+
+def _checked_plan(config: StackConfig, device_buffers: DeviceBuffers | None) -> StackPlan:
+    spec = resolve(config)
+    plan = make_plan(config, spec)
+    if device_buffers is not None:
+        slots = check_device_buffers(spec, device_buffers, config.device.name)
+        spaces = {
+            name: replace(space, num_device_slots=slots.get(name, space.num_device_slots))
+            for name, space in plan.spaces.items()
+        }
+        plan = replace(plan, spaces=spaces)
+    BACKENDS.params(config.backend)
+    return plan
