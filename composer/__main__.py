@@ -208,7 +208,7 @@ def _check_flags() -> None:
     except SystemExit as end:
         if end.code:
             reason = printed.getvalue().strip().rpartition("error: ")[2]
-            raise ConfigError.of("", reason, "See kvpool --help") from None
+            raise ConfigError.of("", reason, "Write flags before settings; see kvpool --help") from None
         raise
 
 

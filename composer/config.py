@@ -8,7 +8,7 @@ threads and in worker processes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from composer.config_diagnosis import diagnose
 from composer.config_loader import ROOT, Composition, Request
 from composer.config_origins import Origins
 from composer.config_overlay import typed_config
-from composer.config_plain import refuse_resolvers, to_plain
+from composer.config_plain import Plain, refuse_resolvers, to_plain
 from composer.errors import ConfigError, Problems
 from composer.schema import CliConfig, StackConfig
 
@@ -72,9 +72,9 @@ def to_stack_config(config: DictConfig | StackConfig) -> StackConfig:
     Raises:
         ConfigError: Unknown or misspelt keys, wrong types, missing values, import paths: all.
     """
-    if isinstance(config, DictConfig):
-        return _convert(StackConfig, config)
-    return _convert(StackConfig, OmegaConf.structured(config))
+    if isinstance(config, StackConfig):
+        return _typed(StackConfig, asdict(config), isinstance(config, CliConfig))
+    return _convert(StackConfig, config)
 
 
 def to_cli_config(config: DictConfig) -> CliConfig:
@@ -114,8 +114,14 @@ def _convert(cls: type[_Config], config: DictConfig) -> _Config:
     problems = Problems()
     data = to_plain(config, problems)
     problems.raise_if_any()
-    if cls is StackConfig and OmegaConf.get_type(config) is CliConfig:
+    return _typed(cls, data, OmegaConf.get_type(config) is CliConfig)
+
+
+def _typed(cls: type[_Config], data: Plain, from_cli: bool) -> _Config:
+    """A config of plain data, which may hold what only the command takes if it comes from there."""
+    if from_cli and cls is StackConfig:
         data = {name: value for name, value in data.items() if name not in _CLI_ONLY}
+    problems = Problems()
     typed = typed_config(cls, data, problems)
     problems.raise_if_any()
     assert typed is not None  # or there is a problem

@@ -21,7 +21,7 @@ class Registry(Generic[T]):
     """
 
     def __init__(self, kind: str, group: str, builtin: Mapping[str, str]) -> None:
-        """``builtin`` maps names to ``module`` or ``module:attribute``; ``group``: entry points."""
+        """``builtin``: names to ``module:attribute`` or ``module:``; ``group``: of entry points."""
         self.kind = kind
         self._group = group
         self._builtin = dict(builtin)
@@ -119,5 +119,5 @@ BACKENDS: Registry[Any] = Registry(
 JOBS: Registry[Any] = Registry(  # modules, with Params and run(config, params)
     "job",
     "kvpool.jobs",
-    {name: f"composer.jobs.{name}" for name in ("plan", "replay", "bench")},
+    {name: f"composer.jobs.{name}:" for name in ("plan", "replay", "bench")},
 )
