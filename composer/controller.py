@@ -51,6 +51,8 @@ class PoolTransferResult:
 class HybridCacheController:
     """Moves slots of all index spaces between the tiers.
 
+    With ``poison`` every destination is overwritten before it is read into.
+
     Attributes:
         backend: None while detached: every lookup is a miss, every write is refused.
         written, read: Bytes and seconds of storage transfers.
@@ -64,16 +66,18 @@ class HybridCacheController:
         executor: Executor,
         *,
         verify: Verify = Verify.checksum,
+        poison: bool = False,
     ) -> None:
         self.device, self.host = device, host
         self.backend: StorageBackend | None = None
-        self.transfer = Transfer(device, host)
+        self.transfer = Transfer(device, host, poison=poison)
         self.counters = Counters()
         self.written, self.read = Moved(), Moved()
         self._executor = executor
         self._objects: dict[str, list[ArenaObjects]] = {name: [] for name in host.spaces}
         for arena in host.arenas.values():
-            objects = ArenaObjects(arena, checksum=verify is Verify.checksum)
+            checksum = verify is Verify.checksum
+            objects = ArenaObjects(arena, checksum=checksum, poison=poison)
             self._objects[arena.spec.space].append(objects)
         if backend is not None:
             self.attach(backend)

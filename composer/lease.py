@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 
+import numpy as np
+import numpy.typing as npt
+
 
 @dataclass
 class Lease:
@@ -18,6 +21,7 @@ class Lease:
         states: Index space -> device state at the boundary. States are immutable: copy one into a
             working slot (``Stack.copy_state``) before going on from it.
         hit_tokens: Tokens by the fastest tier that held them.
+        page_tiers: Per page, the index of that tier in ``composer.lookup.TIERS``.
         shortened_by: Index space that cut the prefix; None where none did.
         degraded: Optional pools that are missing for some page of the prefix.
     """
@@ -27,6 +31,7 @@ class Lease:
     pages: Mapping[str, list[int]]
     states: Mapping[str, int]
     hit_tokens: Mapping[str, int]
+    page_tiers: npt.NDArray[np.int8] = field(repr=False)
     shortened_by: str | None = None
     degraded: tuple[str, ...] = ()
     _release: Callable[[], None] | None = field(default=None, repr=False)

@@ -8,6 +8,7 @@ from threading import RLock
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from composer.boundary import Bools, Requirement, longest, restorable_lengths, shortened_by
 from composer.controller import HybridCacheController
@@ -139,23 +140,27 @@ class Lookup:
     def count_tokens(
         self, presence: Mapping[str, Mapping[str, Bools]], boundary: int
     ) -> dict[str, int]:
-        """Tokens of a prefix by the fastest tier that holds their anchor page.
+        """Tokens of a prefix by the fastest tier that holds them."""
+        tiers = self.page_tiers(presence, boundary)
+        return {
+            tier: int(np.count_nonzero(tiers == index)) * self._page_size
+            for index, tier in enumerate(TIERS)
+        }
 
-        Without an anchor all of them count where the state is.
+    def page_tiers(
+        self, presence: Mapping[str, Mapping[str, Bools]], boundary: int
+    ) -> npt.NDArray[np.int8]:
+        """Per page of a prefix, the fastest tier (index in TIERS) that holds its anchor page.
+
+        Without an anchor every page counts where the state is.
         """
-        hit_tokens = dict.fromkeys(TIERS, 0)
-        if not boundary:
-            return hit_tokens
         space = self._tiers.spaces[0]
-        window = self._tiers.plan.spaces[space].window_pages
-        open_pages = np.ones(boundary, dtype=np.bool_)
-        for tier in TIERS:
-            held = presence[tier][space][:boundary]
-            if window is not None:
-                held = np.full(boundary, held[-1])
-            hit_tokens[tier] = int(np.count_nonzero(held & open_pages)) * self._page_size
-            open_pages &= ~held
-        return hit_tokens
+        tiers = np.full(boundary, len(TIERS), dtype=np.int8)
+        for index in reversed(range(len(TIERS))):
+            tiers[presence[TIERS[index]][space][:boundary]] = index
+        if boundary and self._tiers.plan.spaces[space].window_pages is not None:
+            tiers[:] = tiers[-1]
+        return tiers
 
     def _ask_storage(
         self, prompt: Prompt, here: list[Requirement], stored: dict[str, Bools]

@@ -34,6 +34,7 @@ TRAILER = np.dtype(
 )
 MAGIC = b"KVPL"
 TRAILER_VERSION = 1
+POISON = 0x5A  # fills each word of a destination
 HAS_CHECKSUM = 1  # bit 0 of the flags
 
 _IDENTITY_FIELDS = np.r_[0:6, 8:56]  # all bytes but flags and checksum
@@ -52,8 +53,8 @@ class ReadCheck:
 class ArenaObjects:
     """Turns slots of one arena into storage objects and back."""
 
-    def __init__(self, arena: HostArena, *, checksum: bool) -> None:
-        self.arena, self._checksum = arena, checksum
+    def __init__(self, arena: HostArena, *, checksum: bool, poison: bool = False) -> None:
+        self.arena, self._checksum, self._poison = arena, checksum, poison
         self._bytes = arena.memory.numpy().data
         self._start = arena.memory.data_ptr()
         self.prefix = lru_cache(maxsize=4096)(self._prefix)
@@ -76,7 +77,12 @@ class ArenaObjects:
         return self._objects(scope, slots, page_hashes)
 
     def blank(self, scope: str, slots: Sequence[int], page_hashes: Sequence[bytes]) -> PageObjects:
-        """Objects ready to be read into: their trailers are poisoned."""
+        """Objects ready to be read into: their trailers are poisoned, on demand all of them."""
+        if self._poison:
+            parts = self.arena.parts
+            for row in (parts.addresses(slots) - self._start).tolist():
+                for start, size in zip(row, parts.num_bytes.tolist(), strict=True):
+                    self.arena.memory[start : start + size] = POISON
         self.arena.trailers[np.asarray(slots, dtype=np.int64)] = 0xFF
         return self._objects(scope, slots, page_hashes)
 

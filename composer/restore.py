@@ -148,6 +148,7 @@ class _Operation:
             pages={s: ids for s, ids in slots.items() if not spaces[s].is_state},
             states={s: ids[-1] for s, ids in slots.items() if spaces[s].is_state and ids},
             hit_tokens=lookup.count_tokens(self._at_start, boundary),
+            page_tiers=lookup.page_tiers(self._at_start, boundary),
             shortened_by=self._match.shortened_by or self._cut,
             degraded=degraded,
             _release=lambda: self._unpin(pins),

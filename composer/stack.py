@@ -51,13 +51,19 @@ class Stack:
         device_buffers: DeviceBuffers | None = None,
         backend: StorageBackend | None = None,
         executor: Executor | None = None,
+        poison: bool = False,
     ) -> None:
         self.config, self.plan = config, plan
         self._executor = executor or ThreadPoolExecutor(NUM_WORKERS, "kvpool")
         self.device = DevicePoolGroup(plan, config.device.name, device_buffers)
         self.group = HostPoolGroup(plan, pin_memory=self.device.device.type == "cuda")
         self.controller = HybridCacheController(
-            self.device, self.group, backend, self._executor, verify=config.storage.verify
+            self.device,
+            self.group,
+            backend,
+            self._executor,
+            verify=config.storage.verify,
+            poison=poison,
         )
         self.cache = PrefixCache(
             plan,
@@ -109,13 +115,13 @@ class Stack:
         """
         return self.cache.allocate(num_pages, num_states)
 
-    def checkpoints(self, match: Match) -> list[int]:
-        """Boundaries (tokens) worth keeping windows and states at, behind a match.
+    def checkpoints(self, match: Match, start: int = 0) -> list[int]:
+        """Boundaries (tokens) behind ``start`` worth keeping windows and states at.
 
         Every ``checkpoint_tokens``, where the prompt leaves a known prefix, and its end.
         """
         pages, step = len(match.prompt.hashes), self.plan.checkpoint_pages
-        first = match.num_pages
+        first = start // self.page_size
         known = self.cache.known_pages(match)
         found = {page for page in range(step, pages + 1, step) if page > first}
         found |= {page for page in (known, pages) if page > first}
@@ -216,6 +222,7 @@ def compose(
     *,
     backend: StorageBackend | None = None,
     executor: Executor | None = None,
+    poison: bool = False,
 ) -> Stack:
     """Build a stack.
 
@@ -228,6 +235,7 @@ def compose(
             ``device.name``, within ``device.memory``.
         backend: A backend of the caller's own, in place of the configured one.
         executor: Runs backups and writes; None: threads of the stack's own.
+        poison: Overwrite every destination before it is read into: for tests of an engine.
 
     Raises:
         ConfigError: Everything that is wrong with the configuration or the tensors.
@@ -238,7 +246,14 @@ def compose(
     if made is None:
         made = BACKENDS.build(str(config.backend.get("name")), config.backend)
     try:
-        return Stack(config, plan, device_buffers=device_buffers, backend=made, executor=executor)
+        return Stack(
+            config,
+            plan,
+            device_buffers=device_buffers,
+            backend=made,
+            executor=executor,
+            poison=poison,
+        )
     except BaseException:
         if backend is None:
             made.close()

@@ -13,6 +13,7 @@ import torch
 from composer.device_pools import DevicePoolGroup
 from composer.errors import InvariantError
 from composer.group import HostPoolGroup
+from composer.objects import POISON
 from composer.pool import BufferView, PoolEntry
 
 
@@ -50,11 +51,16 @@ class Moved:
 class Transfer:
     """Moves slots between the tiers; sidecars follow the ids of their index space.
 
-    On CUDA the copies run on a stream of their own, from and to pinned memory, and a call returns
-    when they are done; nothing waits for the default stream's other work.
+    With ``poison`` every destination is overwritten before it is read into, so that a test sees a
+    read that did not happen. On CUDA the copies run on a stream of their own, from and to pinned
+    memory, and a call returns when they are done; nothing waits for the default stream's other
+    work.
     """
 
-    def __init__(self, device: DevicePoolGroup, host: HostPoolGroup) -> None:
+    def __init__(
+        self, device: DevicePoolGroup, host: HostPoolGroup, *, poison: bool = False
+    ) -> None:
+        self._poison = poison
         self.backed_up, self.loaded = Moved(), Moved()
         self._device, self._host = device, host
         is_cuda = device.device.type == "cuda"
@@ -90,6 +96,8 @@ class Transfer:
                 )
             self._device.spaces[one.pool].check(one.device_ids)
             self._host.spaces[one.pool].check(one.host_ids)
+            if self._poison:
+                self._overwrite(one.pool, to_host, one.host_ids if to_host else one.device_ids)
         start = perf_counter()
         if self._stream is None:
             self._copy(slots, to_host)
@@ -104,6 +112,14 @@ class Transfer:
             for one in slots
             for _, page_bytes in self._pairs.get(one.pool, ())
         )
+
+    def _overwrite(self, space: str, in_host: bool, slots: Sequence[int]) -> None:
+        entries = self._host.entries if in_host else self._device.entries
+        for entry in entries.values():
+            if entry.spec.index_space == space:
+                for view in entry.buffers.values():
+                    for tensor in view.layers:
+                        tensor[:, list(slots)] = POISON
 
     def _copy(self, slots: Sequence[PoolTransfer], to_host: bool) -> None:
         for one in slots:
