@@ -1,6 +1,8 @@
 """A Mooncake store of our own: a master on free loopback ports, and a holder of a segment.
 
-Both are child processes that end with this process, also when it is killed.
+Both are child processes that end with this process, also when it is killed. The master listens on
+loopback only; the data port of a client, the holder's too, listens on every interface: the library
+has no setting for it.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class EmbeddedStore:
         """
         if holder and not segment:
             raise BackendError("a segment holder needs the size of the segment to hold")
+        self._pid = os.getpid()
         self._children: list[_Child] = []
         self.pids: dict[str, int] = {}
         try:
@@ -79,8 +82,11 @@ class EmbeddedStore:
         return bool(self._children) and all(child.running for child in self._children)
 
     def close(self) -> None:
-        """End the processes, the holder first. Idempotent; at most about 10 s each."""
-        while self._children:
+        """End the processes, the holder first. Idempotent; at most about 10 s each.
+
+        In a fork of the process that started them it does nothing.
+        """
+        while self._children and os.getpid() == self._pid:
             self._children.pop().close()
 
     def _start_master(self, lease_s: float) -> tuple[str, str]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from composer.errors import BackendError, InvariantError
 from composer.storage import MISSING, PageObjects, StorageBackend
@@ -235,6 +237,14 @@ class BackendContract:
         assert all(type(count) is int for count in after.values())
         assert after["put_bytes"] - before.get("put_bytes", 0) == 3000
         assert after["get_bytes"] - before.get("get_bytes", 0) == 3000
+
+    def test_its_settings_can_be_read_from_a_config(self, opened):
+        params = type(opened.backend).Params
+        settings = OmegaConf.structured(params)
+
+        assert OmegaConf.to_object(settings) == params()
+        with pytest.raises(OmegaConfBaseException):
+            OmegaConf.merge(settings, {"no_such_setting": 1})
 
     def test_after_close_every_call_is_an_error(self, make_backend, names):
         opened = Opened(make_backend())

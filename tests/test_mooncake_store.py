@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -120,6 +121,34 @@ def test_a_thread_that_ends_does_not_end_the_store_it_started():
     assert store.alive
     assert http_get(store.metrics_address, "/health")
     store.close()
+
+
+@pytest.mark.parametrize("prepopulate", [True, False])
+def test_the_holder_touches_its_segment_if_it_is_told_to(prepopulate):
+    segment = 256 << 20
+    with EmbeddedStore(segment, holder=True, prepopulate=prepopulate) as store:
+        holder = psutil.Process(store.pids["holder"])
+        end = time.monotonic() + (20 if prepopulate else 0.5)
+        while holder.memory_info().rss < segment and time.monotonic() < end:
+            time.sleep(0.02)
+
+        assert (holder.memory_info().rss > segment) == prepopulate
+
+
+def test_a_fork_cannot_end_the_store_of_its_parent():
+    with EmbeddedStore() as store:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # that threads may be there
+            pid = os.fork()
+        if pid == 0:
+            try:
+                store.close()
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        time.sleep(0.3)
+
+        assert store.alive
 
 
 def test_a_port_that_is_taken_is_replaced_by_another(monkeypatch):
