@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
+from math import ceil, inf
 
 from composer.arena import ArenaSpec, make_arenas
 from composer.errors import ConfigError, Problems
@@ -72,28 +72,21 @@ class StackPlan:
         """One digest over the namespaces of all arenas."""
         return namespace_digest({arena.name: arena.namespace for arena in self.arenas})
 
-    def objects_per_million_tokens(self) -> int:
-        """Storage objects that 1 M tokens leave when every checkpoint is kept."""
-        pages = 1_000_000 / self.page_size
-        checkpoints = pages / self.checkpoint_pages
-        return ceil(
-            sum(
-                pages if a.window_pages is None else min(pages, checkpoints * a.window_pages)
-                for a in self.arenas
-            )
-        )
+    def objects_per_million_tokens(self, arena: ArenaSpec | None = None) -> int:
+        """Storage objects that 1 M tokens leave when every checkpoint is kept; None: all arenas."""
+        arenas = self.arenas if arena is None else (arena,)
+        return ceil(sum(self._objects_per_million(one) for one in arenas))
 
-    def bytes_per_million_tokens(self) -> int:
+    def bytes_per_million_tokens(self, arena: ArenaSpec | None = None) -> int:
         """Bytes of those objects."""
+        arenas = self.arenas if arena is None else (arena,)
+        return ceil(sum(one.object_bytes * self._objects_per_million(one) for one in arenas))
+
+    def _objects_per_million(self, arena: ArenaSpec) -> float:
         pages = 1_000_000 / self.page_size
-        checkpoints = pages / self.checkpoint_pages
-        return ceil(
-            sum(
-                a.object_bytes
-                * (pages if a.window_pages is None else min(pages, checkpoints * a.window_pages))
-                for a in self.arenas
-            )
-        )
+        if arena.window_pages is None:
+            return pages
+        return min(pages, pages / self.checkpoint_pages * arena.window_pages)
 
 
 def arena_bytes(arena: ArenaSpec, num_slots: int) -> int:
@@ -115,15 +108,20 @@ def make_plan(config: StackConfig, spec: ModelSpec) -> StackPlan:
     for arena in arenas:
         with problems.absorbing():
             arena.place(1)
+    for pool in spec.pools:
+        if pool.weight is not None and pool.index_space != pool.name:
+            reason = f"the pool has no ids of its own: it follows '{pool.indices_from_pool}'"
+            fix = f"Give pools.{pool.index_space}.weight for all that share its ids"
+            problems.add(f"pools.{pool.name}.weight", reason, fix)
     host = _size(problems, "host.memory", config.host.memory)
     reserve = _size(problems, "host.reserve", config.host.reserve)
     device = _size(problems, "device.memory", config.device.memory)
     problems.raise_if_any()
     rounding = sum(_rounding(arena) for arena in arenas)
     counts: dict[str, dict[str, int]] = {"host": {}, "device": {}}
-    for tier, budget in (("host", host - reserve - rounding), ("device", device)):
+    for tier, memory, kept in (("host", host, reserve + rounding), ("device", device, 0)):
         slot_bytes = {name: getattr(s, f"{tier}_slot_bytes") for name, s in spaces.items()}
-        split = _Split(f"{tier}.memory", budget, slot_bytes, spaces, checkpoint_pages)
+        split = _Split(f"{tier}.memory", memory, kept, slot_bytes, spaces, checkpoint_pages)
         with problems.absorbing():
             counts[tier] = split.counts(spec.anchor)
     problems.raise_if_any()
@@ -159,10 +157,15 @@ class _Split:
     """
 
     key: str
-    budget: int
+    memory: int
+    kept: int  # bytes of it that slots cannot have
     slot_bytes: Mapping[str, int]
     spaces: Mapping[str, SpacePlan]
     checkpoint_pages: int
+
+    @property
+    def budget(self) -> int:
+        return self.memory - self.kept
 
     def counts(self, anchor: str | None) -> dict[str, int]:
         """Slots of each space.
@@ -177,14 +180,16 @@ class _Split:
                 self.key,
                 f"{format_bytes(max(self.budget, 0))} holds not one page of every pool: "
                 f"that takes {needed:,} bytes ({format_bytes(needed)}), {self._parts(least)}",
-                f"Raise {self.key} to {ceil(needed / 2**20) + 1}MiB or more, or lower page_size",
+                f"Raise {self.key} to {ceil((needed + self.kept) / 2**20)}MiB or more, "
+                "or lower page_size",
             )
         if any(space.pools[0].weight is not None for space in self.spaces.values()):
             return self._by_weight(least)
         unit = {
             name: space.window_pages or self.checkpoint_pages for name, space in self.spaces.items()
         }
-        num_units = self.budget // max(self._bytes(unit), 1)
+        unit_bytes = self._bytes(unit)  # 0 where a pipeline stage owns no layer of any pool
+        num_units = self.budget // unit_bytes if unit_bytes else 0
         counts = {n: num_units * unit[n] for n in unit} if num_units else least
         if anchor is not None and self.slot_bytes[anchor]:
             counts[anchor] += (self.budget - self._bytes(counts)) // self.slot_bytes[anchor]
@@ -192,16 +197,16 @@ class _Split:
 
     def _by_weight(self, least: Mapping[str, int]) -> dict[str, int]:
         problems, counts = Problems(), {}
-        weights = {name: space.pools[0].weight for name, space in self.spaces.items()}
-        total = sum(weight or 0.0 for weight in weights.values())
+        weights = {n: max(s.pools[0].weight or 0.0, 0.0) for n, s in self.spaces.items()}
+        total = sum(weights.values())
         for name, weight in weights.items():
-            share = int(self.budget * (weight or 0.0) / total) if total > 0 else 0
+            share = int(self.budget * weight / total) if 0 < total < inf else 0
             slot_bytes = self.slot_bytes[name]
             counts[name] = share // slot_bytes if slot_bytes else least[name]
             if counts[name] < least[name]:
                 problems.add(
                     f"pools.{name}.weight",
-                    f"{weight} of {total:g} gives {format_bytes(share)} of {self.key}, and "
+                    f"{weight:g} of {total:g} gives {format_bytes(share)} of {self.key}, and "
                     f"{least[name]} slots take {format_bytes(least[name] * self.slot_bytes[name])}",
                     "Give every index space a weight that holds them, or none a weight",
                 )
