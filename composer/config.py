@@ -14,13 +14,14 @@ from typing import TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from composer.config_diagnosis import diagnose
+from composer.config_diagnosis import read
 from composer.config_loader import ROOT, Composition, Request
 from composer.config_origins import Origins
-from composer.config_overlay import typed_config
+from composer.config_overlay import drop_nulls, typed_config
 from composer.config_plain import Plain, refuse_resolvers, to_plain
 from composer.errors import ConfigError, Problems
 from composer.schema import CliConfig, StackConfig
+from composer.typed import build
 
 _Config = TypeVar("_Config", bound=StackConfig)
 
@@ -43,23 +44,19 @@ def load_config(
         extra_dirs: Folders with groups of your own (``model/mine.yaml``), which win over ours.
 
     Returns:
-        A resolved config, typed by the schema. ``to_stack_config`` takes it, and any later change.
+        A resolved config with every setting there is. ``to_stack_config`` checks it again, with
+        whatever the caller changes in between.
 
     Raises:
         ConfigError: Every mistake that was found, each with its file and line or override.
     """
-    request = Request.of(model, overrides, config_name, extra_dirs)
-    try:
-        composition = Composition.of(request)
-        config = composition.merge()
-    except Exception as error:  # Hydra and OmegaConf raise nearly anything on odd input
-        raise diagnose(error, request) from error
-    try:
-        refuse_foreign(config)
-        _convert(CliConfig, config)
-    except ConfigError as error:
-        raise Origins(composition).explain(error) from None
-    OmegaConf.resolve(config)
+    data = drop_nulls(read(Request.of(model, overrides, config_name, extra_dirs)))
+    problems = Problems()
+    filled = build(CliConfig, data, problems)  # with the schema's defaults
+    problems.raise_if_any()
+    assert filled is not None  # or there is a problem
+    config = OmegaConf.create(asdict(filled))
+    OmegaConf.set_struct(config, True)
     return config
 
 
@@ -73,7 +70,7 @@ def to_stack_config(config: DictConfig | StackConfig) -> StackConfig:
         ConfigError: Unknown or misspelt keys, wrong types, missing values, import paths: all.
     """
     if isinstance(config, StackConfig):
-        return _typed(StackConfig, asdict(config), isinstance(config, CliConfig))
+        return _typed(StackConfig, asdict(config))
     return _convert(StackConfig, config)
 
 
@@ -114,12 +111,11 @@ def _convert(cls: type[_Config], config: DictConfig) -> _Config:
     problems = Problems()
     data = to_plain(config, problems)
     problems.raise_if_any()
-    return _typed(cls, data, OmegaConf.get_type(config) is CliConfig)
+    return _typed(cls, data)
 
 
-def _typed(cls: type[_Config], data: Plain, from_cli: bool) -> _Config:
-    """A config of plain data, which may hold what only the command takes if it comes from there."""
-    if from_cli and cls is StackConfig:
+def _typed(cls: type[_Config], data: Plain) -> _Config:
+    if cls is StackConfig and data.keys() >= _CLI_ONLY:  # from load_config, or from the command
         data = {name: value for name, value in data.items() if name not in _CLI_ONLY}
     problems = Problems()
     typed = typed_config(cls, data, problems)

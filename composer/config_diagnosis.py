@@ -1,7 +1,7 @@
-"""Finds all mistakes of a request that does not compose.
+"""Reads a request into plain, checked data, and finds all of its mistakes.
 
-Hydra stops at the first. So the request is composed again without the schema, where no type error
-can end it; its overrides are applied one by one; and what comes out is checked as a whole.
+Files are composed without types, which could end it at the first mistake; values of overrides are
+applied one by one, each checked against what is there; what comes out is checked as a whole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from composer.config_loader import Composition, Request
 from composer.config_origins import Origins
 from composer.config_overlay import typed_config
-from composer.config_plain import refuse_resolvers, to_plain
+from composer.config_plain import Plain, refuse_resolvers, to_plain
 from composer.errors import ConfigError, Problem, Problems, did_you_mean
 from composer.schema import CliConfig
 from composer.typed import field_types, without_none
@@ -27,23 +27,36 @@ from composer.typed import field_types, without_none
 _MERGING = "Error merging override "  # how Hydra's message begins
 
 
-def diagnose(error: Exception, request: Request) -> ConfigError:
-    """Everything that is wrong with a request on which composing failed with ``error``."""
+def read(request: Request) -> Plain:
+    """Plain data of a request: composed, resolved, and right by the schema.
+
+    Raises:
+        ConfigError: Every mistake that was found, with its origin.
+    """
     try:
-        composition = Composition.of(request, typed=False)
-    except Exception as cause:  # an override that does not parse, a root that does not exist
-        return ConfigError([_problem(cause)])
-    origins = Origins(composition)
-    problems = Problems()
+        composition = Composition.of(request)
+    except Exception as cause:  # an override that does not parse: Hydra raises nearly anything
+        raise ConfigError([_problem(cause)]) from cause
+    problems, data = Problems(), {}
     _check_choices(composition, problems)
     if not problems.found:
         try:
-            _check_values(composition, problems)
+            data = _read_values(composition, problems)
         except Exception as cause:  # a file that is no YAML, a parent that does not exist
-            return ConfigError([_problem(cause, composition)])
-    if not problems.found:
-        return origins.explain(ConfigError([_problem(error, composition)]))
-    return origins.explain(ConfigError(problems.found))
+            raise ConfigError([_problem(cause, composition)]) from cause
+    if problems.found:
+        raise Origins(composition).explain(ConfigError(problems.found))
+    return data
+
+
+def diagnose(error: Exception, request: Request) -> ConfigError:
+    """Everything that is wrong with a request on which Hydra itself has failed with ``error``."""
+    try:
+        read(request)
+    except ConfigError as mistakes:
+        return mistakes
+    composition = Composition.of(request)
+    return Origins(composition).explain(ConfigError([_problem(error, composition)]))
 
 
 def _check_choices(composition: Composition, problems: Problems) -> None:
@@ -55,15 +68,18 @@ def _check_choices(composition: Composition, problems: Problems) -> None:
             problems.add(group, reason, fix, f"override '{override.input_line}'")
 
 
-def _check_values(composition: Composition, problems: Problems) -> None:
-    config = composition.merge(apply_values=False)
-    OmegaConf.set_struct(config, False)
+def _read_values(composition: Composition, problems: Problems) -> Plain:
+    config = composition.merge()
     for override in composition.values():
         _apply(override, config, problems)
+    num_before = len(problems.found)
     refuse_resolvers(config, problems)
+    if len(problems.found) > num_before:
+        return {}
     data = to_plain(config, problems)
-    if data:  # else the interpolations have to be mended first
+    if data:  # else interpolations have to be mended first
         typed_config(CliConfig, data, problems)
+    return data
 
 
 def _apply(override: Override, config: DictConfig, problems: Problems) -> None:

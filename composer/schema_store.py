@@ -6,7 +6,7 @@ from hydra.core.config_store import ConfigStore
 
 from composer.schema import CliConfig, StackConfig
 
-_PROVIDER = "kvpool-composer"
+SCHEMAS = {"kvpool_schema": StackConfig, "kvpool_cli_schema": CliConfig}
 
-ConfigStore.instance().store(name="kvpool_schema", node=StackConfig, provider=_PROVIDER)
-ConfigStore.instance().store(name="kvpool_cli_schema", node=CliConfig, provider=_PROVIDER)
+for _name, _schema in SCHEMAS.items():
+    ConfigStore.instance().store(name=_name, node=_schema, provider="kvpool-composer")

@@ -104,6 +104,7 @@ def test_a_job_that_is_not_well_exits_1_and_writes_its_result(probe):
         (["+job.x=1", "+backend.y=2"], "2 errors:\n  override '+job.x=1'"),
         (["job.name=prob"], "override 'job.name=prob': job.name: there is no job 'prob'. Did you"),
         (["json=no/such/folder"], "override 'json=no/such/folder': json: cannot write"),
+        (["+pools.x={unit: page}"], "pools.x: an override cannot add this. Write it in a preset"),
         (["page_size"], "override 'page_size': missing EQUAL"),
         (["--config-name=nowhere"], "nowhere"),
         (["--nonsense"], "unrecognized arguments: --nonsense. Write flags before"),

@@ -8,10 +8,12 @@ from importlib import resources
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError
 
 from composer.config import load_config, to_cli_config, to_stack_config
 from composer.config_overlay import AXES, ENGINES, layout_presets
 from composer.schema import CliConfig, PoolHitPolicy, StackConfig, Unit
+from composer.typed import field_types
 
 PRESETS = sorted(
     file.name.removesuffix(".yaml")
@@ -35,12 +37,14 @@ def test_the_root_chooses_what_the_command_starts_from():
     assert (config.parallel.tp.size, config.engine) == (1, "sglang")
 
 
-def test_a_config_is_resolved_typed_and_without_hydras_own_node(presets):
+def test_a_config_is_resolved_whole_and_without_hydras_own_node(presets):
     config = load_config("tiny", ["checkpoint_tokens=${page_size}"], extra_dirs=[presets.folder])
     assert isinstance(config, DictConfig)
-    assert OmegaConf.get_type(config) is CliConfig
-    assert "hydra" not in config
+    assert list(config) == list(field_types(CliConfig))
+    assert config.pools.kv.required is True  # a default of the schema
     assert OmegaConf.to_container(config, resolve=False)["checkpoint_tokens"] == 64
+    with pytest.raises(ConfigAttributeError):
+        config.page_sise = 3
 
 
 def test_plain_dataclasses_come_out_with_enums_and_without_omegaconf(presets):
@@ -158,6 +162,13 @@ def test_a_pools_layout_may_be_a_list(presets):
     overrides = ["pools.kv.layout=[page,layer,buffer,head,token]"]
     config = to_stack_config(load_config("tiny", overrides, extra_dirs=[presets.folder]))
     assert config.pools["kv"].layout == ["page", "layer", "buffer", "head", "token"]
+
+
+def test_an_override_may_add_a_pool(presets):
+    added = "+pools.ring={unit: page, buffers: {k: {shape: [4], dtype: uint8}}}"
+    pools = to_stack_config(load_config("tiny", [added], extra_dirs=[presets.folder])).pools
+    assert list(pools) == ["kv", "indexer", "ring"]
+    assert pools["ring"].unit is Unit.page
 
 
 def test_a_dimension_may_be_a_number_or_an_expression(presets):

@@ -187,13 +187,6 @@ def test_every_interpolation_that_does_not_resolve_is_named(refused, presets):
     ]
 
 
-def test_a_pool_added_from_the_command_line_points_to_a_file(refused):
-    assert refused("tiny", "+pools.extra={unit: page}") == [
-        "override '+pools.extra={unit: page}': pools.extra: an override cannot add this."
-        " Write it in a preset: --config-dir FOLDER"
-    ]
-
-
 def test_errors_found_later_get_their_origin_from_the_request(presets):
     path = presets.write_model("mine", "checkpoint_tokens: 100\n")
     found = ConfigError.of("checkpoint_tokens", "is 100", "Use 128")
