@@ -12,7 +12,8 @@ import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,16 @@ class FileBackend:
         self._calls = Calls("file")
         self._counts = Counts()
         self._serial = itertools.count()
+
+    @classmethod
+    @contextmanager
+    def share(cls, params: Params) -> Iterator[dict[str, object]]:
+        """Keep one store for several processes, which open it with the settings given."""
+        if params.path is not None:
+            yield asdict(params)
+            return
+        with tempfile.TemporaryDirectory(prefix="kvpool-") as folder:
+            yield {**asdict(params), "path": folder}
 
     def register(self, buffers: Sequence[tuple[int, int]]) -> None:
         """Remember the ranges; files are read and written in place."""

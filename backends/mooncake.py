@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -103,6 +104,23 @@ class MooncakeBackend:
             self._populating = start_populating(
                 client.store, client.config, own_bytes, self._counts
             )
+
+    @classmethod
+    @contextmanager
+    def share(cls, params: Params) -> Iterator[dict[str, object]]:
+        """Keep one store for several processes, which open it with the settings given.
+
+        A store of our own then holds the segment itself, so that objects outlive each of them.
+        """
+        if params.address is not None:
+            yield asdict(params)
+            return
+        held = replace(params, segment_in="holder")
+        with EmbeddedStore(
+            _segment_bytes(held), holder=True, lease_s=held.lease_s, prepopulate=held.prepopulate
+        ) as store:
+            places = {"address": store.address, "metrics_address": store.metrics_address}
+            yield {**asdict(held), **places}
 
     @property
     def address(self) -> str:

@@ -162,6 +162,15 @@ class HybridCacheController:
             results.append(PoolTransferResult(one.pool, ok, degraded & ok))
         return results
 
+    def count_objects(self) -> int | None:
+        """Objects of this stack's namespaces in storage; None where they cannot be listed."""
+        backend = self.backend
+        if backend is None:
+            return 0
+        namespaces = {one.spec.namespace for one in self.host.arenas.values()}
+        listed = [self._call("keys", partial(backend.keys, f"{name}/")) for name in namespaces]
+        return None if None in listed else sum(len(keys or ()) for keys in listed)
+
     def remove_all(self, scope: str | None) -> dict[str, int | None]:
         """Remove a scope's objects (None: those of every scope) from storage.
 

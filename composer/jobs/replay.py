@@ -1,0 +1,166 @@
+"""Replays a trace through a live stack: every page and state that is hit is compared byte for byte.
+
+With ``restart`` each half of the trace runs in a process of its own, on one store that this
+process keeps, so that the second half's first hits can only come from storage.
+"""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from composer.errors import BackendError, ConfigError
+from composer.jobs import JobResult
+from composer.jobs.progress import Progress
+from composer.jobs.replay_driver import Driver, Tally
+from composer.jobs.replay_report import print_report, result_data
+from composer.jobs.trace import Request, read_requests
+from composer.registry import BACKENDS
+from composer.schema import CliConfig
+from composer.stack import Stack, compose
+
+MEMCPY_BYTES = 1 << 26
+
+
+@dataclass
+class Params:
+    """Settings of the replay job.
+
+    Attributes:
+        restart: Run each half of the trace in a process of its own.
+    """
+
+    restart: bool = False
+
+
+@dataclass
+class Outcome:
+    """What one process saw and moved: bytes and seconds by direction, GB/s of a plain memcpy."""
+
+    tally: Tally = field(default_factory=Tally)
+    moved: dict[str, tuple[int, float]] = field(default_factory=dict)
+    memcpy_gb_s: float = 0.0
+    objects: int | None = None
+    counters: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Outcome) -> None:
+        """Join the outcome of a later process on the same store."""
+        self.tally.add(other.tally)
+        for name, (num_bytes, seconds) in other.moved.items():
+            before = self.moved.get(name, (0, 0.0))
+            self.moved[name] = (before[0] + num_bytes, before[1] + seconds)
+        self.memcpy_gb_s = max(self.memcpy_gb_s, other.memcpy_gb_s)
+        self.objects = other.objects
+        self.counters.update(other.counters)
+
+
+def run(config: CliConfig, params: Params) -> JobResult:
+    """Replay the trace, and report; not ok where a byte was wrong.
+
+    Raises:
+        ConfigError: The trace cannot be read, or the backend cannot outlive a process.
+        BackendError: The store cannot be set up.
+    """
+    requests, skipped = read_requests(config.trace)
+    start = perf_counter()
+    outcome = _restarted(config, requests) if params.restart else replay(config, requests)
+    tiers = ("storage",) if params.restart else tuple(outcome.tally.far_tokens)
+    far_tokens = sum(outcome.tally.far_tokens[tier] for tier in tiers)
+    data = result_data(outcome, skipped, far_tokens, perf_counter() - start)
+    print_report(config, data, outcome.tally.details)
+    return JobResult(data, ok=not outcome.tally.mismatches, objective=data["hit_rate"])
+
+
+def replay(config: CliConfig, requests: Sequence[Request], part: str = "") -> Outcome:
+    """Serve the requests with a fresh stack."""
+    with compose(config, poison=True) as stack:
+        driver = Driver(stack)
+        with Progress(f"replay{part}", len(requests)) as progress:
+            for request in requests:
+                driver.serve(request.tokens())
+                hits = driver.tally.hit_tokens
+                progress.advance(" ".join(f"{tier} {count}" for tier, count in hits.items()))
+        stack.publish()
+        return _outcome(stack, driver)
+
+
+def _outcome(stack: Stack, driver: Driver) -> Outcome:
+    controller = stack.controller
+    moves = {
+        "backup": controller.transfer.backed_up,
+        "load_back": controller.transfer.loaded,
+        "write_storage": controller.written,
+        "prefetch": controller.read,
+    }
+    return Outcome(
+        driver.tally,
+        {name: (moved.num_bytes, moved.seconds) for name, moved in moves.items()},
+        _memcpy_gb_s(),
+        controller.count_objects(),
+        Counter(stack.counters()),
+    )
+
+
+def _memcpy_gb_s() -> float:
+    """Speed of a plain copy of warm memory: what copies of pages are measured against."""
+    source = torch.ones(MEMCPY_BYTES, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(4):
+        start = perf_counter()
+        target.copy_(source)
+        best = min(best, perf_counter() - start)
+    return MEMCPY_BYTES / best / 1e9
+
+
+def _restarted(config: CliConfig, requests: Sequence[Request]) -> Outcome:
+    middle = -(-len(requests) // 2)
+    outcome = Outcome()
+    with _shared_store(config) as backend, tempfile.TemporaryDirectory(prefix="kvpool-") as folder:
+        shared = replace(config, backend=dict(backend))
+        for part, half in enumerate((requests[:middle], requests[middle:]), 1):
+            if half:
+                outcome.add(_in_process(shared, half, f" part {part} of 2", Path(folder)))
+    return outcome
+
+
+@contextmanager
+def _shared_store(config: CliConfig) -> Iterator[Mapping[str, Any]]:
+    """Keeps a store for several processes; gives the backend settings with which they use it."""
+    name = BACKENDS.name_of(config.backend)
+    share = getattr(BACKENDS.get(name), "share", None)
+    if share is None:
+        raise ConfigError.of(
+            "job.restart",
+            f"backend '{name}' dies with its process, and a restart needs one that does not",
+            "Use backend=mooncake or backend=file",
+        )
+    with share(BACKENDS.params(config.backend)) as settings:
+        yield {"name": name, **settings}
+
+
+def _in_process(config: CliConfig, half: Sequence[Request], part: str, folder: Path) -> Outcome:
+    """Replay in a process of its own, started by exec: a fork would share the stack's memory."""
+    task, answer = folder / "task", folder / "answer"
+    task.write_bytes(pickle.dumps((config, list(half), part)))
+    answer.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "composer.jobs.replay_child", str(task), str(answer)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
+        code = child.wait()
+    if not answer.exists():
+        raise BackendError(f"the replaying process{part} ended with code {code}, without an answer")
+    outcome = pickle.loads(answer.read_bytes())
+    if isinstance(outcome, Outcome):
+        return outcome
+    raise outcome
