@@ -33,10 +33,15 @@ from composer.schema_store import SCHEMAS
 CONF = "pkg://composer.conf"
 ROOT = "config"
 _PLUGINS = threading.Lock()  # Hydra's first scan for plugins is not thread-safe
+# What root files start from: the schema's defaults, without its types
+_DEFAULTS = {
+    name: OmegaConf.create(OmegaConf.to_container(OmegaConf.structured(schema)))
+    for name, schema in SCHEMAS.items()
+}
 _STORE = copy.copy(ConfigStore.instance())  # its class would make no second one
 _STORE.repo = {}
-for _name, _schema in SCHEMAS.items():  # what root files start from: the defaults, untyped
-    _STORE.store(name=_name, node=OmegaConf.to_container(OmegaConf.structured(_schema)))
+for _name in SCHEMAS:
+    _STORE.store(name=_name, node={})
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ class Composition:
             Plugins.instance()
         loader = ConfigLoaderImpl(_search_path(request.extra_dirs))
         schemas: Any = loader.repository.get_schema_source()
-        schemas.store = _STORE
+        schemas.store = _STORE  # Hydra 1.3 copies all of it, and 1.4 looks at the global one
         parsed, repository = loader._parse_overrides_and_create_caching_repo(
             request.config_name, list(request.overrides)
         )
@@ -99,6 +104,10 @@ class Composition:
         # what the repository has read once, it gives out again
         for name in {ROOT, request.config_name}:
             _without_hydra(repository.load_config(name))
+        for name, defaults in _DEFAULTS.items():
+            schema = repository.load_config(name)
+            assert schema is not None  # it is in either store
+            schema.config = copy.deepcopy(defaults)
         overrides = tuple(each for each in parsed if not each.is_hydra_override())
         return cls(loader, repository, overrides, request.config_name)
 

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError
 
-from composer.config import load_config, to_cli_config, to_stack_config
+from composer.config import load_config, load_stack_config, to_cli_config, to_stack_config
 from composer.config_overlay import AXES, ENGINES, layout_presets
 from composer.schema import CliConfig, PoolHitPolicy, StackConfig, Unit
 from composer.typed import field_types
@@ -74,6 +74,12 @@ def test_a_config_may_be_changed_after_loading_and_is_checked_again(presets):
     config = load_config("tiny", extra_dirs=[presets.folder])
     config.page_size = 32
     assert to_stack_config(config).page_size == 32
+
+
+def test_loading_in_one_step_gives_the_same(presets):
+    request = ("tiny", ["engine=transformers", "page_size=32"])
+    loaded = load_config(*request, extra_dirs=[presets.folder])
+    assert load_stack_config(*request, extra_dirs=[presets.folder]) == to_stack_config(loaded)
 
 
 def test_a_stack_config_goes_through_unchanged(presets):
