@@ -40,11 +40,8 @@ def check_device_buffers(spec: ModelSpec, buffers: DeviceBuffers, device: str) -
     for pool in known.values():
         given = buffers.get(pool.name, {})
         _check_coverage(problems, pool, given)
-        for buffer in pool.buffers:
-            if buffer.name in given:
-                key = f"device_buffers.{pool.name}.{buffer.name}"
-                rows = _num_rows(problems, key, pool, buffer, given[buffer.name], device)
-                slots.setdefault(pool.index_space, {})[key] = rows // pool.rows_per_page
+        for key, num_slots in _num_slots(problems, pool, given, device):
+            slots.setdefault(pool.index_space, {})[key] = num_slots
     problems.raise_if_any()
     for space, counts in slots.items():
         text = ", ".join(f"{key} {count}" for key, count in counts.items())
@@ -58,7 +55,8 @@ def check_device_buffers(spec: ModelSpec, buffers: DeviceBuffers, device: str) -
 
 def _check_coverage(problems: Problems, pool: PoolSpec, given: Mapping[str, Tensors]) -> None:
     names = {buffer.name for buffer in pool.buffers}
-    for name in sorted(names - set(given)):
+    # A pipeline stage may own no layer of a pool, and then has no tensor to hand in.
+    for name in sorted(names - set(given)) if pool.layers else ():
         problems.add(
             f"device_buffers.{pool.name}.{name}",
             "is missing",
@@ -72,6 +70,18 @@ def _check_coverage(problems: Problems, pool: PoolSpec, given: Mapping[str, Tens
         )
 
 
+def _num_slots(
+    problems: Problems, pool: PoolSpec, given: Mapping[str, Tensors], device: str
+) -> Iterator[tuple[str, int]]:
+    """Key of each buffer and the slots that it holds, where the pool has layers here."""
+    for buffer in pool.buffers:
+        if buffer.name in given:
+            key = f"device_buffers.{pool.name}.{buffer.name}"
+            rows = _num_rows(problems, key, pool, buffer, given[buffer.name], device)
+            if pool.layers:
+                yield key, rows // pool.rows_per_page
+
+
 def _num_rows(
     problems: Problems,
     key: str,
@@ -82,6 +92,10 @@ def _num_rows(
 ) -> int:
     """Rows per layer, after every fault of the tensors is added to ``problems``."""
     parts = stacked(tensors)
+    if any(part.ndim < 2 for part in parts):
+        expected = f"[layer, row, {', '.join(map(str, buffer.shape))}], or one without layer each"
+        problems.add(key, f"has tensors of {[part.ndim for part in parts]} axes, not {expected}")
+        return 0
     num_layers = parts[0].shape[0] if isinstance(tensors, torch.Tensor) else len(parts)
     if num_layers != len(pool.layers):
         problems.add(key, f"has {num_layers} layers, the schema {len(pool.layers)}: {pool.layers}")
@@ -100,5 +114,6 @@ def _faults(part: torch.Tensor, buffer: BufferSpec, device: str) -> Iterator[str
         yield "has rows that are not contiguous"
     if str(part.dtype) != f"torch.{buffer.dtype}":
         yield f"is {part.dtype}, the schema says {buffer.dtype}"
-    if part.device.type != torch.device(device).type:
+    wanted = torch.device(device)
+    if part.device.type != wanted.type or wanted.index not in (None, part.device.index):
         yield f"lies on {part.device}, and device.name is {device}"

@@ -26,7 +26,13 @@ class FreeList:
         return len(self._free)
 
     def allocate(self, num_ids: int) -> list[int] | None:
-        """Take ``num_ids`` ids, or none at all: None when too few are free."""
+        """Take ``num_ids`` ids, or none at all: None when too few are free.
+
+        Raises:
+            InvariantError: ``num_ids`` is negative.
+        """
+        if num_ids < 0:
+            raise InvariantError(f"{self.name}: {num_ids} ids asked for")
         if num_ids > len(self._free):
             return None
         if num_ids == 0:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from composer.arena import TRAILER_BYTES, ArenaSpec
+from composer.errors import InvariantError
 from composer.free_list import FreeList
 from composer.layout import ALIGNMENT, Ints, Runs
 from composer.plan import StackPlan, arena_bytes
@@ -164,7 +165,13 @@ class HostPoolGroup:
 
 
 def reserve(spaces: Mapping[str, FreeList], counts: Mapping[str, int]) -> Reservation | None:
-    """Ids of several index spaces, all of them or none (None)."""
+    """Ids of several index spaces, all of them or none (None).
+
+    Raises:
+        InvariantError: A count is negative; nothing is taken.
+    """
+    if negative := {space: count for space, count in counts.items() if count < 0}:
+        raise InvariantError(f"slots to reserve: {negative}")
     if any(count > spaces[space].num_free for space, count in counts.items()):
         return None
     taken: Reservation = {}

@@ -64,7 +64,10 @@ def parse_key(text: str) -> ObjectKey:
     if len(parts) != 5 or len(parts[4]) != 64:
         raise ValueError(f"{text!r} is no storage key: namespace/scope/object/shard/page_hash")
     namespace, scope, name, shard = (unquote(part) for part in parts[:4])
-    return ObjectKey(namespace, scope, name, shard, bytes.fromhex(parts[4]))
+    key = ObjectKey(namespace, scope, name, shard, bytes.fromhex(parts[4]))
+    if build_key(key) != text:  # another spelling would be another object to a backend
+        raise ValueError(f"{text!r} is no storage key as this version spells them")
+    return key
 
 
 def object_name(space: str, pools: Iterable[str] = ()) -> str:

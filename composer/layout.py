@@ -281,6 +281,8 @@ def _contiguous(extent: int, num_bytes: int, *strides: Ints) -> bool:
 
 def _merge(runs: Runs) -> Runs:
     """Join runs that touch in memory and move together from page to page."""
+    if not len(runs):
+        return runs  # a pipeline stage may own no layer of a section
     touches = runs.offset[1:] == runs.offset[:-1] + runs.num_bytes[:-1]
     together = touches & (runs.stride[1:] == runs.stride[:-1])
     starts = np.flatnonzero(np.concatenate(([True], ~together)))

@@ -97,7 +97,9 @@ class ArenaObjects:
         rows = self.arena.trailers[np.asarray(slots, dtype=np.int64)]
         expected = _as_bytes(self._expected(scope, page_hashes))
         sized = num_bytes == self.object_bytes
+        trailers = rows.view(TRAILER).reshape(-1)
         same = (rows[:, _IDENTITY_FIELDS] == expected[:, _IDENTITY_FIELDS]).all(axis=1)
+        same &= (trailers["flags"] & ~np.uint16(HAS_CHECKSUM)) == 0  # no other bit has a meaning
         ok = sized & same
         refused = {
             "missing": int(np.count_nonzero(num_bytes == MISSING)),
@@ -106,7 +108,6 @@ class ArenaObjects:
             "wrong_identity": int(np.count_nonzero(sized & ~same)),
         }
         if self._checksum:
-            trailers = rows.view(TRAILER).reshape(-1)
             flagged = (trailers["flags"] & HAS_CHECKSUM) != 0
             refused["no_checksum"] = int(np.count_nonzero(ok & ~flagged))
             ok &= flagged

@@ -42,6 +42,7 @@ def resolve_pool(name: str, pool: PoolConfig, space: str, scope: PoolScope) -> P
         for buffer_name, buffer in pool.buffers.items()
         if buffer is not None
     )
+    _check_heads(name, pool, scope)
     tp = config.parallel.tp
     shard, shard_class = name_shard(buffers, pool.unit, tp.rank, tp.size)
     tokens_per_row = _tokens_per_row(pool, scope)
@@ -68,6 +69,18 @@ def resolve_pool(name: str, pool: PoolConfig, space: str, scope: PoolScope) -> P
         weight=pool.weight,
         exclude=dict(pool.exclude) or None,
     )
+
+
+def _check_heads(name: str, pool: PoolConfig, scope: PoolScope) -> None:
+    """A row of tokens is cells one after another, so only its first axis can be ``head``."""
+    for buffer_name, buffer in pool.buffers.items():
+        split = buffer and buffer.split
+        if pool.unit is Unit.token and split and split.axis != 0:
+            scope.problems.add(
+                f"pools.{name}.buffers.{buffer_name}.split.axis",
+                f"axis {split.axis} of a token buffer cannot be the layout's 'head' axis",
+                "Put the axis that is cut first in the shape",
+            )
 
 
 def _stage_layers(choice: Choice, scope: PoolScope) -> tuple[int, ...]:
