@@ -28,7 +28,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from composer.config import attach_origins, refuse_foreign, to_cli_config
-from composer.config_diagnosis import diagnose
+from composer.config_reader import diagnose
 from composer.config_loader import CONF, ROOT, Request
 from composer.errors import ComposerError, ConfigError, Problems
 from composer.jobs import JobResult
@@ -208,7 +208,9 @@ def _check_flags() -> None:
     except SystemExit as end:
         if end.code:
             reason = printed.getvalue().strip().rpartition("error: ")[2]
-            raise ConfigError.of("", reason, "Write flags before settings; see kvpool --help") from None
+            raise ConfigError.of(
+                "", reason, "Write flags before settings; see kvpool --help"
+            ) from None
         raise
 
 

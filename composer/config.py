@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from composer.config_diagnosis import read
+from composer.config_reader import read
 from composer.config_loader import ROOT, Composition, Request
 from composer.config_origins import Origins
 from composer.config_overlay import drop_nulls, typed_config

@@ -25,7 +25,7 @@ CONFIG_SIDE = (
     "composer.config_overlay",
     "composer.config_loader",
     "composer.config_origins",
-    "composer.config_diagnosis",
+    "composer.config_reader",
     "composer.config",
     "composer.hydra_ext",
 )

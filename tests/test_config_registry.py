@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +31,6 @@ class Disk:
 @pytest.fixture
 def registry() -> Registry[Any]:
     made: Registry[Any] = Registry("store", "kvpool.tests", {"disk": f"{__name__}:Disk"})
-    sys.modules.setdefault(__name__, sys.modules[Disk.__module__])
     return made
 
 

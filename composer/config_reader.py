@@ -43,7 +43,7 @@ def read(request: Request) -> Plain:
         try:
             data = _read_values(composition, problems)
         except Exception as cause:  # a file that is no YAML, a parent that does not exist
-            raise ConfigError([_problem(cause, composition)]) from cause
+            problems.found.append(_problem(cause, composition))
     if problems.found:
         raise Origins(composition).explain(ConfigError(problems.found))
     return data
