@@ -28,8 +28,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from composer.config import attach_origins, refuse_foreign, to_cli_config
-from composer.config_reader import diagnose
 from composer.config_loader import CONF, ROOT, Request
+from composer.config_reader import diagnose
 from composer.errors import ComposerError, ConfigError, Problems
 from composer.jobs import JobResult
 from composer.registry import BACKENDS, JOBS

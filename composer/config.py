@@ -14,11 +14,11 @@ from typing import TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from composer.config_reader import read
 from composer.config_loader import ROOT, Composition, Request
 from composer.config_origins import Origins
 from composer.config_overlay import drop_nulls, typed_config
 from composer.config_plain import Plain, refuse_resolvers, to_plain
+from composer.config_reader import read
 from composer.errors import ConfigError, Problems
 from composer.schema import CliConfig, StackConfig
 from composer.typed import build
