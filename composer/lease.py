@@ -22,7 +22,8 @@ class Lease:
             working slot (``Stack.copy_state``) before going on from it.
         hit_tokens: Tokens by the fastest tier that held them.
         page_tiers: Per page, the index of that tier in ``composer.lookup.TIERS``.
-        shortened_by: Index space that cut the prefix; None where none did.
+        shortened_by: What cut the prefix: an index space, or ``host_capacity`` or
+            ``device_capacity``; None where nothing did.
         degraded: Optional pools that are missing for some page of the prefix.
     """
 

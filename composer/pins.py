@@ -20,11 +20,11 @@ class Pins:
     def add(self, wanted: Wanted) -> None:
         """Keep those of the wanted slots that are here."""
         tier = self._residency
-        if tier.page_spaces and tier.page_spaces[0] in wanted:
-            found = (tier.pages.get(page_hash) for page_hash in wanted[tier.page_spaces[0]])
-            pages = [page for page in found if page is not None]
-            tier.lock(pages)
-            self._pages += pages
+        hashes = dict.fromkeys(h for space in tier.page_spaces for h in wanted.get(space, ()))
+        found = map(tier.pages.get, hashes)
+        pages = [page for page in found if page is not None]
+        tier.lock(pages)
+        self._pages += pages
         for space in tier.trailing:
             known = tier.residents[space]
             held = [page_hash for page_hash in wanted.get(space, ()) if page_hash in known]

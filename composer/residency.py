@@ -9,7 +9,7 @@ alone, the least recently used first. Nothing here is thread-safe: the caches' l
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -151,8 +151,11 @@ class Residency:
             self._offer(page)
 
     def touch(self, page_hashes: Sequence[bytes]) -> None:
-        """A prefix was used: its last page now, and through it all of its pages, are recent."""
-        page = self.pages.get(page_hashes[-1]) if page_hashes else None
+        """A prefix was used: the last page of it that is here, and so all before it, are recent."""
+        here = (
+            self.pages[page_hash] for page_hash in reversed(page_hashes) if page_hash in self.pages
+        )
+        page = next(here, None)
         if page is not None:
             page.last_use = next(self._clock)
             self._offer(page)
@@ -227,10 +230,17 @@ class Residency:
             self.unhold(space, page_hashes)
 
     def _evict_checkpoint(self, space: str) -> bool:
+        """Drop the oldest checkpoint that alone keeps a slot, else the oldest that helps."""
         residents = self.residents[space]
+        shared: Counter[bytes] = Counter()
         for page_hash, checkpoint in self.checkpoints.items():
             if any(residents[held].holders == 1 for held in checkpoint.holds[space]):
                 self.drop_checkpoint(page_hash)
+                return True
+            shared.update(checkpoint.holds[space])
+        for page_hash, checkpoint in self.checkpoints.items():
+            if any(residents[held].holders == shared[held] for held in checkpoint.holds[space]):
+                self.drop_checkpoint(page_hash)  # only checkpoints keep it, and they follow
                 return True
         return False
 

@@ -149,7 +149,7 @@ class _Operation:
             states={s: ids[-1] for s, ids in slots.items() if spaces[s].is_state and ids},
             hit_tokens=lookup.count_tokens(self._at_start, boundary),
             page_tiers=lookup.page_tiers(self._at_start, boundary),
-            shortened_by=self._match.shortened_by or self._cut,
+            shortened_by=self._cut or self._match.shortened_by,
             degraded=degraded,
             _release=lambda: self._unpin(pins),
         )
@@ -194,7 +194,7 @@ class _Operation:
             needs = self._tiers.requirements([presence[name] for name in sources])
             allowed = restorable_lengths(needs, len(self._hashes))
             if longest(allowed, self.boundary) < self.boundary:
-                self._cut = shortened_by(needs, longest(allowed))
+                self._cut = shortened_by(needs, longest(allowed)) or self._tiers.spaces[0]
                 self.boundary = longest(allowed, self.boundary)
             wanted = self._wanted(self.boundary)
             for pins in self._pins.values():
@@ -206,7 +206,8 @@ class _Operation:
             if taken is not None:
                 self._from[tier.tier], self._taken[tier.tier] = pages, taken
                 return
-            self._controller.counters.add(f"shortened.{tier.tier}_capacity")
+            self._cut = f"{tier.tier}_capacity"
+            self._controller.counters.add(f"shortened.{self._cut}")
             self.boundary = self._fitting(tier, missing, allowed)
             for pins in self._pins.values():
                 pins.release()
@@ -230,10 +231,9 @@ class _Operation:
 
     def _adopt(self, tier: Residency, slots: Mapping[str, dict[int, Resident]]) -> None:
         """Take slots over: pages as far as they continue the prefix in all spaces."""
-        prompt, found = self._prompt, [slots.get(space, {}) for space in tier.page_spaces]
-        pages = sorted(set().union(*found)) if found else []
-        intact = True
-        for page in pages:
+        prompt, intact = self._prompt, True
+        asked = self._from[tier.tier]
+        for page in sorted({p for s in tier.page_spaces for p in asked.get(s, ())}):
             own = {s: slots[s][page] for s in tier.page_spaces if page in slots.get(s, {})}
             intact = intact and len(own) == len(tier.page_spaces)
             if intact:
