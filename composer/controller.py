@@ -138,12 +138,17 @@ class HybridCacheController:
             transfers: Host slots and what they hold.
             renew: Pages of the same chains that are only asked for, in the same call, which
                 keeps them alive in the store.
+
+        Returns:
+            One result per transfer, and then, while there is a backend, one per renewal.
         """
         if self.backend is None:
             none = [(one.pool, _none(one.page_hashes)) for one in transfers]
             return [PoolTransferResult(pool, ok, seen=ok) for pool, ok in none]
         present = self.exists([*transfers, *renew])
-        return [self._write(one, known.ok) for one, known in zip(transfers, present, strict=False)]
+        renewed = present[len(transfers) :]
+        written = [self._write(one, p.ok) for one, p in zip(transfers, present, strict=False)]
+        return [*written, *renewed]
 
     def prefetch(self, transfers: Sequence[PoolTransfer]) -> list[PoolTransferResult]:
         """Read host slots from storage; what is not ok is undefined memory."""

@@ -73,6 +73,11 @@ class Ledger:
         else:
             self._unwritten[slot] = written.scope
 
+    def lose_all(self) -> None:
+        """Nothing that was written is there any more: the store is another one."""
+        self._unwritten |= {slot: written.scope for slot, written in self._unproven.items()}
+        self._unproven.clear()
+
     def forget(self, space: str, page_hash: bytes) -> None:
         """The host tier gave a slot up."""
         self._unwritten.pop((space, page_hash), None)

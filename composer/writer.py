@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from time import monotonic
 
@@ -42,27 +44,28 @@ class Writer:
         tiers.host.on_evict = self.ledger.forget
         self._lock = Lock()
         self._pending: set[Future[None]] = set()
-        self._waiting: list[Batch] = []  # for room in the host tier
+        self._waiting: deque[Batch] = deque()  # for room in the host tier
         self._reported = (0, 0)
 
-    def back_up(self, batch: Batch) -> bool:
-        """Start a batch's way to the host and on to storage; False when the host has no room."""
-        job = Backup(self._tiers, batch, self.ledger, self.write)
-        if not job.reserve():
-            self._tiers.controller.counters.add("backups_without_room")
-            with self._lock:
-                self._waiting.append(batch)
-                given_up = len(self._waiting) > MOST_WAITING and self._waiting.pop(0)
-            if given_up:
-                self._tiers.controller.counters.add("backups_given_up")
-            return False
-        self.start(job)
-        return True
+    def back_up(self, batch: Batch) -> None:
+        """Start a batch's way to the host and on to storage; without room there it waits."""
+        for piece in self._pieces(batch):
+            job = Backup(self._tiers, piece, self.ledger, self.write)
+            if job.reserve():
+                self._start(job)
+            else:
+                self._wait_for_room(piece)
 
-    def start(self, job: Backup | Rewrite) -> None:
-        future = self._tiers.controller.submit(job.run)
-        with self._lock:
-            self._pending.add(future)
+    def attached(self) -> None:
+        """There is another store: it has to get all that the host tier holds."""
+        host, ledger = self._tiers.host, self.ledger
+        with self._tiers.lock:
+            ledger.lose_all()
+            for page in host.pages.values():
+                ledger.expect(((space, page.page_hash) for space in host.page_spaces), page.scope)
+            for one in host.checkpoints.values():
+                slots = ((space, held) for space, hashes in one.holds.items() for held in hashes)
+                ledger.expect(slots, one.scope)
 
     def drain(self, wait_s: float | None = None) -> bool:
         """Wait for what was started; False when time ran out. Raises what a job raised."""
@@ -80,11 +83,13 @@ class Writer:
         deadline = None if wait_s is None else monotonic() + wait_s
         done = self.drain(wait_s)
         if done:
-            self._retry()
-            left = None if deadline is None else max(deadline - monotonic(), 0.0)
-            done = self.drain(left)
-        if done:
-            self._prove()
+            while (job := self._next_waiting()) is not None:
+                self._start(job)
+            self._write_again()
+            done = self.drain(_left(deadline))
+        if done and self._prove():
+            self._write_again()
+            done = self.drain(_left(deadline))
         return self._report(done)
 
     def write(self, scope: str, hashes: Hashes, before: Sequence[bytes] = ()) -> None:
@@ -100,12 +105,16 @@ class Writer:
         ]
         results = tiers.controller.write_storage(transfers, renew)
         with tiers.lock:
-            for one, result in zip(transfers, results, strict=True):
+            for one, result in zip(transfers, results, strict=False):
                 for page_hash, ok, seen in zip(
                     one.page_hashes, result.ok.tolist(), result.seen.tolist(), strict=True
                 ):
                     if ok:
                         self.ledger.wrote((one.pool, page_hash), seen=seen)
+            for one, result in zip(renew, results[len(transfers) :], strict=False):
+                known = tiers.host.residents[one.pool]
+                aged = (h for h, ok in zip(renewed, result.ok.tolist(), strict=True) if not ok)
+                self.ledger.expect(((one.pool, h) for h in aged if h in known), scope)
 
     def _transfer(self, space: str, hashes: Sequence[bytes], scope: str) -> PoolTransfer:
         host = self._tiers.host
@@ -117,21 +126,71 @@ class Writer:
             degraded=host.degraded(space, hashes),
         )
 
-    def _retry(self) -> None:
-        """Start again what had no room, and write again what storage refused or lost."""
+    def _start(self, job: Backup | Rewrite) -> None:
+        future = self._tiers.controller.submit(partial(self._run, job))
         with self._lock:
-            waiting, self._waiting = self._waiting, []
-        for batch in waiting:
-            self.back_up(batch)
-        self._write_again()
+            self._pending.add(future)
+        future.add_done_callback(self._finished)
+
+    def _run(self, job: Backup | Rewrite) -> None:
+        """Run a job, and then what waits for the room that it leaves."""
+        following: Backup | Rewrite | None = job
+        while following is not None:
+            following.run()
+            following = self._next_waiting()
+
+    def _finished(self, future: Future[None]) -> None:
+        if future.exception() is None:  # others stay, for ``drain`` to raise
+            with self._lock:
+                self._pending.discard(future)
+
+    def _pieces(self, batch: Batch) -> Iterator[Batch]:
+        """Parts of a batch, each at most half of the host tier, so that one can follow another."""
+        tiers, spaces = self._tiers, self._tiers.plan.spaces
+        slots = [spaces[space].num_host_slots for space in tiers.host.page_spaces]
+        held = [spaces[s].num_host_slots // window for s, window in tiers.host.trailing.items()]
+        pages, checkpoints = (max(min(counts, default=2) // 2, 1) for counts in (slots, held))
+        count = max(-(-len(batch.pages) // pages), -(-len(batch.checkpoints) // checkpoints))
+        for index in range(count):
+            yield Batch(
+                batch.scope,
+                batch.pages[index * pages : (index + 1) * pages],
+                batch.checkpoints[index * checkpoints : (index + 1) * checkpoints],
+                () if index else batch.before,
+            )
+
+    def _wait_for_room(self, batch: Batch) -> None:
+        counters = self._tiers.controller.counters
+        counters.add("backups_without_room")
+        with self._lock:
+            self._waiting.append(batch)
+            too_many = len(self._waiting) > MOST_WAITING
+            if too_many:
+                self._waiting.popleft()
+        if too_many:
+            counters.add("backups_given_up")
+
+    def _next_waiting(self) -> Backup | None:
+        """The oldest batch that waits, once there is room for it."""
+        with self._lock:
+            batch = self._waiting.popleft() if self._waiting else None
+        if batch is None:
+            return None
+        job = Backup(self._tiers, batch, self.ledger, self.write)
+        if job.reserve():
+            return job
+        with self._lock:
+            self._waiting.appendleft(batch)
+        return None
 
     def _write_again(self) -> None:
+        """Write what storage refused or lost."""
         with self._tiers.lock:
             for scope, hashes in _by_scope(self.ledger.unwritten).items():
-                self.start(Rewrite(self._tiers, scope, hashes, self.write))
+                self._start(Rewrite(self._tiers, scope, hashes, self.write))
 
-    def _prove(self) -> None:
-        """Ask for written slots; write those again that storage has lost."""
+    def _prove(self) -> bool:
+        """Ask for written slots; True: storage has lost some."""
         with self._tiers.lock:
             due = self.ledger.to_ask()
         lost = False
@@ -143,21 +202,24 @@ class Writer:
                     for page_hash, seen in zip(one.page_hashes, result.ok.tolist(), strict=True):
                         self.ledger.asked((one.pool, page_hash), seen=seen)
                         lost |= not seen
-        if lost:
-            self._write_again()
-            self.drain()
+        return lost
 
     def _report(self, done: bool) -> Published:
         with self._tiers.lock:
             ledger, before = self.ledger, self._reported
             self._reported = ledger.num_written, ledger.num_saved
-            waiting = sum(len(b.pages) + len(b.checkpoints) for b in self._waiting)
+            with self._lock:
+                waiting = sum(len(b.pages) + len(b.checkpoints) for b in self._waiting)
             return Published(
                 ledger.num_written - before[0],
                 ledger.num_saved - before[1],
                 ledger.num_unsaved + waiting,
                 done,
             )
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(deadline - monotonic(), 0.0)
 
 
 def _by_scope(slots: Mapping[Slot, str]) -> dict[str, dict[str, list[bytes]]]:
