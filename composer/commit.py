@@ -35,18 +35,20 @@ class Commit:
     def __init__(self, tiers: Tiers, writer: Writer) -> None:
         self._tiers, self._writer = tiers, writer
 
-    def commit(self, prompt: Prompt, slots: Slots, boundaries: Boundaries) -> Committed:
+    def commit(
+        self, prompt: Prompt, slots: Slots, boundaries: Boundaries, start: int | None = None
+    ) -> Committed:
         """Adopt the slots of a prompt's last pages, and of the states at some boundaries.
 
         A slot that the cache has already, or of a window that no boundary keeps, stays with
         ``slots``, as does the page of a partial tail.
 
         Raises:
-            ValueError: There are more pages than tokens, a boundary is no page boundary of the
-                prompt, or a state is missing where the model has states.
+            ValueError: The pages do not end with the prompt, a boundary is no page boundary of
+                it, or a state is missing where the model has states, or is none of the slots'.
         """
         tiers = self._tiers
-        operation = _Operation(tiers, prompt, slots)
+        operation = _Operation(tiers, prompt, slots, start)
         operation.check(boundaries)
         with tiers.lock:
             pages = operation.adopt_pages()
@@ -66,23 +68,36 @@ class Commit:
 class _Operation:
     """One commit. ``first``: the page of the prompt that the first of the slots holds."""
 
-    def __init__(self, tiers: Tiers, prompt: Prompt, slots: Slots) -> None:
+    def __init__(self, tiers: Tiers, prompt: Prompt, slots: Slots, start: int | None) -> None:
         self._device, self._plan = tiers.device, tiers.plan
         self._prompt, self._slots = prompt, slots
         self._taken: dict[str, set[int]] = {space: set() for space in tiers.spaces}
-        total = -(-prompt.num_tokens // self._plan.page_size)
-        lengths = {len(ids) for ids in slots.pages.values()} or {total - len(prompt.hashes)}
-        if len(lengths) > 1 or max(lengths) > total:
+        self.first = self._first_page(start)
+
+    def _first_page(self, start: int | None) -> int:
+        page_size, num_full = self._plan.page_size, len(self._prompt.hashes)
+        if all(space.is_state for space in self._plan.spaces.values()):
+            return num_full
+        if not self._slots.pages:
+            raise ValueError("these slots were released and cannot be committed")
+        total = -(-self._prompt.num_tokens // page_size)
+        lengths = {len(ids) for ids in self._slots.pages.values()}
+        length = max(lengths)
+        first = total - length if start is None else start // page_size
+        ends = (total,) if start is None else (num_full, total)  # with or without the tail
+        if len(lengths) > 1 or first < 0 or first + length not in ends or (start or 0) % page_size:
             raise ValueError(
-                f"{sorted(lengths)} pages committed for a prompt of {total}: "
-                "give every index space one page per page of new tokens"
+                f"{sorted(lengths)} pages from token {start} on do not fit a prompt of "
+                f"{self._prompt.num_tokens} tokens: give every index space one page per "
+                f"{page_size} new tokens, and start at a page"
             )
-        self.first = total - lengths.pop()
+        return first
 
     def check(self, boundaries: Boundaries) -> None:
         """Refuse boundaries that cannot be."""
         page_size, num_tokens = self._plan.page_size, self._prompt.num_tokens
         states = {name for name, space in self._plan.spaces.items() if space.is_state}
+        own = {item for state in self._slots.states for item in state.items()}
         for tokens, state in boundaries.items():
             if tokens % page_size or not 0 < tokens <= num_tokens:
                 raise ValueError(
@@ -94,6 +109,13 @@ class _Operation:
                     f"boundary {tokens} has states of {sorted(state or {})}, "
                     f"and the model keeps states of {sorted(states)}"
                 )
+            for item in (state or {}).items():
+                if item not in own:
+                    raise ValueError(
+                        f"boundary {tokens} has state {item[1]} of {item[0]}, which is none of "
+                        "these slots' states, or serves another boundary too"
+                    )
+                own.remove(item)
 
     def adopt_pages(self) -> list[PageEntry]:
         """Pages of the chain that were not in the device tier."""

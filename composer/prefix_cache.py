@@ -59,9 +59,11 @@ class PrefixCache:
             _free=self._give_back,
         )
 
-    def commit(self, prompt: Prompt, slots: Slots, boundaries: Boundaries) -> Committed:
+    def commit(
+        self, prompt: Prompt, slots: Slots, boundaries: Boundaries, start: int | None = None
+    ) -> Committed:
         """Take computed slots over, and start their way to host and storage."""
-        return self._commit.commit(prompt, slots, boundaries)
+        return self._commit.commit(prompt, slots, boundaries, start)
 
     def publish(self, wait_s: float | None = None) -> Published:
         """Finish, retry and prove what has to be in storage."""

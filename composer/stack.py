@@ -134,6 +134,8 @@ class Stack:
         states: Mapping[int, Mapping[str, int] | None] | None = None,
         salt: str | None = None,
         extra_key: str | None = None,
+        *,
+        start: int | None = None,
     ) -> Committed:
         """Hand computed slots over to the cache, which backs them up and writes them.
 
@@ -145,11 +147,14 @@ class Stack:
                 with None where the model has windows only.
             salt: As in ``match``.
             extra_key: As in ``match``.
+            start: First token that the slots hold, e.g. ``lease.num_tokens``. None: counted from
+                the prompt's end, so that there must be a page for a partial tail as well.
 
         Raises:
             ValueError: Pages, boundaries or states do not fit the prompt.
         """
-        return self.cache.commit(self._prompt(tokens, salt, extra_key), pages, states or {})
+        prompt = self._prompt(tokens, salt, extra_key)
+        return self.cache.commit(prompt, pages, states or {}, start)
 
     def copy_state(self, source: Mapping[str, int], target: Mapping[str, int]) -> None:
         """Copy device states, e.g. a restored one (immutable) into a working slot."""
@@ -185,13 +190,16 @@ class Stack:
         """
         self.detach()
         self.controller.attach(backend)
+        self.cache.writer.attached()
 
     def detach(self) -> None:
         """Finish what is under way, and close the backend: the stack goes on without storage."""
-        self.cache.writer.drain()
-        backend = self.controller.detach()
-        if backend is not None:
-            backend.close()
+        try:
+            self.cache.writer.drain()
+        finally:
+            backend = self.controller.detach()
+            if backend is not None:
+                backend.close()
 
     def close(self) -> None:
         """Finish what is under way and give everything back. Idempotent."""
