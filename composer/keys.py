@@ -50,8 +50,7 @@ def build_key(key: ObjectKey) -> str:
 
 def build_keys(prefix: str, page_hashes: Sequence[bytes]) -> list[str]:
     """The texts of many keys of one arena, equal to ``build_key`` of each."""
-    digits = b"".join(page_hashes).hex()
-    return [prefix + digits[start : start + 64] for start in range(0, len(digits), 64)]
+    return [prefix + page_hash.hex() for page_hash in page_hashes]
 
 
 def parse_key(text: str) -> ObjectKey:

@@ -37,7 +37,10 @@ TRAILER_VERSION = 1
 POISON = 0x5A  # fills each word of a destination
 HAS_CHECKSUM = 1  # bit 0 of the flags
 
-_IDENTITY_FIELDS = np.r_[0:6, 8:56]  # all bytes but flags and checksum
+# All of a trailer but whether there is a checksum, and the checksum; flags without a meaning are 0.
+_IDENTITY_BITS = np.full(TRAILER_BYTES // 8, -1, dtype=np.int64).view("<u8")
+_IDENTITY_BITS[0] ^= np.uint64(HAS_CHECKSUM << 48)
+_IDENTITY_BITS[7] = 0
 
 Bools = npt.NDArray[np.bool_]
 
@@ -98,8 +101,8 @@ class ArenaObjects:
         expected = _as_bytes(self._expected(scope, page_hashes))
         sized = num_bytes == self.object_bytes
         trailers = rows.view(TRAILER).reshape(-1)
-        same = (rows[:, _IDENTITY_FIELDS] == expected[:, _IDENTITY_FIELDS]).all(axis=1)
-        same &= (trailers["flags"] & ~np.uint16(HAS_CHECKSUM)) == 0  # no other bit has a meaning
+        differ = (rows.view("<u8") ^ expected.view("<u8")) & _IDENTITY_BITS
+        same = ~differ.any(axis=1)
         ok = sized & same
         refused = {
             "missing": int(np.count_nonzero(num_bytes == MISSING)),
