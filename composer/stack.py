@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from composer.commit import Committed
-from composer.config import attach_origins, load_config, to_stack_config
+from composer.config import attach_origins, load_stack_config, to_stack_config
 from composer.controller import HybridCacheController
 from composer.device_buffers import DeviceBuffers, check_device_buffers
 from composer.device_pools import DevicePoolGroup
@@ -274,8 +274,10 @@ def plan_stack(
     device_buffers: DeviceBuffers | None = None,
 ) -> tuple[StackConfig, StackPlan]:
     """The typed config and the plan of a stack, without building it. Arguments as ``compose``."""
-    loaded = load_config(model, overrides) if model is None or isinstance(model, str) else model
-    config = to_stack_config(loaded)
+    if model is None or isinstance(model, str):
+        config = load_stack_config(model, overrides)
+    else:
+        config = to_stack_config(model)
     try:
         return config, _checked_plan(config, device_buffers)
     except ConfigError as error:

@@ -13,7 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,8 +23,9 @@ import torch
 from composer.errors import BackendError, ConfigError
 from composer.jobs import JobResult
 from composer.jobs.progress import Progress
-from composer.jobs.replay_driver import Driver, Tally
+from composer.jobs.replay_driver import Driver
 from composer.jobs.replay_report import print_report, result_data
+from composer.jobs.replay_tally import Outcome
 from composer.jobs.trace import Request, read_requests
 from composer.registry import BACKENDS
 from composer.schema import CliConfig
@@ -42,27 +43,6 @@ class Params:
     """
 
     restart: bool = False
-
-
-@dataclass
-class Outcome:
-    """What one process saw and moved: bytes and seconds by direction, GB/s of a plain memcpy."""
-
-    tally: Tally = field(default_factory=Tally)
-    moved: dict[str, tuple[int, float]] = field(default_factory=dict)
-    memcpy_gb_s: float = 0.0
-    objects: int | None = None
-    counters: Counter[str] = field(default_factory=Counter)
-
-    def add(self, other: Outcome) -> None:
-        """Join the outcome of a later process on the same store."""
-        self.tally.add(other.tally)
-        for name, (num_bytes, seconds) in other.moved.items():
-            before = self.moved.get(name, (0, 0.0))
-            self.moved[name] = (before[0] + num_bytes, before[1] + seconds)
-        self.memcpy_gb_s = max(self.memcpy_gb_s, other.memcpy_gb_s)
-        self.objects = other.objects
-        self.counters.update(other.counters)
 
 
 def run(config: CliConfig, params: Params) -> JobResult:

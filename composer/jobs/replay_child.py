@@ -12,7 +12,8 @@ from pathlib import Path
 from threading import Thread
 
 from composer.errors import ComposerError
-from composer.jobs.replay import Outcome, replay
+from composer.jobs.replay import replay
+from composer.jobs.replay_tally import Outcome
 
 
 def main(task: str, answer: str) -> None:

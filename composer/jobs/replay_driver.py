@@ -2,49 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from composer.jobs.pattern import PagePattern
+from composer.jobs.replay_tally import MOST_DETAILS, Tally
 from composer.lease import Lease, Slots
 from composer.lookup import TIERS, Match
 from composer.stack import Stack
 
 FAR_TOKENS = 512  # hits behind this many tokens are counted apart
-MOST_DETAILS = 10  # mismatches told one by one
-
-
-@dataclass
-class Tally:
-    """What a replay has seen. ``add`` joins the tallies of several processes."""
-
-    requests: int = 0
-    unserved: int = 0
-    input_tokens: int = 0
-    hit_tokens: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(TIERS, 0)))
-    far_tokens: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(TIERS, 0)))
-    shortened_by: Counter[str] = field(default_factory=Counter)
-    degraded: Counter[str] = field(default_factory=Counter)
-    pages_verified: int = 0
-    states_verified: int = 0
-    mismatches: int = 0
-    details: list[str] = field(default_factory=list)
-    checkpoints: int = 0
-    incomplete_checkpoints: int = 0
-
-    def add(self, other: Tally) -> None:
-        """Add another tally to this one."""
-        for name, value in vars(other).items():
-            own = getattr(self, name)
-            if isinstance(own, Counter):
-                own.update(value)
-            else:
-                setattr(self, name, own + value)
-        del self.details[MOST_DETAILS:]
 
 
 class Driver:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from composer.jobs.replay_tally import Outcome
 from composer.jobs.tables import make_console, make_table
 from composer.schema import CliConfig
 from composer.units import format_bytes
-
-if TYPE_CHECKING:
-    from composer.jobs.replay import Outcome
 
 
 def result_data(outcome: Outcome, skipped: int, far_tokens: int, seconds: float) -> dict[str, Any]:
