@@ -115,5 +115,5 @@ def _faults(part: torch.Tensor, buffer: BufferSpec, device: str) -> Iterator[str
     if str(part.dtype) != f"torch.{buffer.dtype}":
         yield f"is {part.dtype}, the schema says {buffer.dtype}"
     wanted = torch.device(device)
-    if part.device.type != wanted.type or wanted.index not in (None, part.device.index):
+    if part.device.type != wanted.type or wanted.index not in (None, part.device.index or 0):
         yield f"lies on {part.device}, and device.name is {device}"
