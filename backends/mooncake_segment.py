@@ -15,16 +15,14 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from composer.backends.common import Counts
+from composer.units import available_bytes
 
 MIN_SEGMENT_BYTES = 16 << 20  # the library refuses less
 
 _MADV_POPULATE_WRITE = 23
 _STEP_BYTES = 64 << 20  # at most this much is finished after ``stop``
 _MAX_SHARE = 0.8  # of the memory that is available
-_CGROUP = Path("/sys/fs/cgroup")
 _MAPS = Path("/proc/self/maps")
 
 
@@ -63,7 +61,7 @@ class Populating:
 
 def start_populating(store: Any, config: Any, num_bytes: int, counts: Counts) -> Populating | None:
     """Touch the empty segment of ``store`` in the background; None where that cannot be done."""
-    base = _segment_base(store, config) if num_bytes <= _MAX_SHARE * _available_bytes() else None
+    base = _segment_base(store, config) if num_bytes <= _MAX_SHARE * available_bytes() else None
     if base is None or not _is_mapped(base, num_bytes):
         counts.add(populate_skipped=1)
         return None
@@ -110,15 +108,3 @@ def _populate(address: int, num_bytes: int) -> int:
         ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), ctypes.c_int(_MADV_POPULATE_WRITE)
     )
     return ctypes.get_errno() if failed else 0
-
-
-def _available_bytes() -> int:
-    """Memory that can be had without swapping, in this container if it is one."""
-    available = int(psutil.virtual_memory().available)
-    try:
-        limit, used = (
-            (_CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current")
-        )
-        return min(available, int(limit) - int(used))
-    except (OSError, ValueError):  # no limit, or another kind of cgroup
-        return available

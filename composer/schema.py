@@ -49,6 +49,12 @@ class StorageObjects(Enum):
     page = "page"  # one page (or state) of all pools of one arena
 
 
+class WritePolicy(Enum):
+    """When committed pages move on."""
+
+    write_through = "write_through"  # at once, to the host tier and to storage
+
+
 @dataclass
 class SplitConfig:
     """How tensor parallelism cuts a buffer.
@@ -153,7 +159,7 @@ class StorageConfig:
 class PolicyConfig:
     """When pages move. ``renew_pages``: first pages of a chain that a write asks for again."""
 
-    name: str = "write_through"
+    name: WritePolicy = WritePolicy.write_through
     renew_pages: int = 64
 
 

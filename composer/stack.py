@@ -25,6 +25,7 @@ from composer.registry import BACKENDS
 from composer.resolve import resolve
 from composer.schema import StackConfig
 from composer.storage import StorageBackend
+from composer.units import available_bytes, format_bytes
 from composer.writer import Published
 
 NUM_WORKERS = 3  # backups, writes and a spare, so that a slow store delays no copy
@@ -250,6 +251,7 @@ def compose(
         BackendError: The storage backend cannot be set up.
     """
     config, plan = plan_stack(model, overrides, device_buffers)
+    check_memory(config, plan, makes_device=device_buffers is None)
     made = backend
     if made is None:
         made = BACKENDS.build(str(config.backend.get("name")), config.backend)
@@ -284,6 +286,25 @@ def plan_stack(
         if model is None or isinstance(model, str):
             raise attach_origins(error, model, overrides) from None
         raise
+
+
+def check_memory(config: StackConfig, plan: StackPlan, *, makes_device: bool) -> None:
+    """Refuse tiers that do not fit into this machine's, or container's, memory.
+
+    Raises:
+        ConfigError: With what is asked for and what there is.
+    """
+    on_cpu = makes_device and config.device.name.startswith("cpu")
+    asked = plan.host_bytes + (plan.device_bytes if on_cpu else 0)
+    available = available_bytes()
+    if asked > available:
+        raise ConfigError.of(
+            "host.memory",
+            f"the tiers take {format_bytes(asked)} (host {config.host.memory}"
+            f"{f', device {config.device.memory}' if on_cpu else ''}), "
+            f"and {format_bytes(available)} of memory are available",
+            "Lower host.memory or device.memory",
+        )
 
 
 def _checked_plan(config: StackConfig, device_buffers: DeviceBuffers | None) -> StackPlan:

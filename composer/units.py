@@ -1,14 +1,16 @@
-"""Sizes as people write them: ``8GiB``, ``512MiB``, ``1.5GB``, ``4096``."""
+"""Sizes as people write them (``8GiB``, ``512MiB``, ``4096``), and how much memory there is."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 _UNITS = {
     "": 1, "B": 1,
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
 }  # fmt: skip
+_CGROUP = Path("/sys/fs/cgroup")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -31,3 +33,17 @@ def format_bytes(num_bytes: float) -> str:
             return f"{num_bytes:.4g} {unit}"
         num_bytes /= 1024
     return f"{num_bytes:.4g} TiB"
+
+
+def available_bytes() -> int:
+    """Memory that can be had without swapping, in this container if it is one."""
+    import psutil  # where it is needed: a plan needs no look at the machine
+
+    available = int(psutil.virtual_memory().available)
+    try:
+        limit, used = (
+            (_CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current")
+        )
+        return min(available, int(limit) - int(used))
+    except (OSError, ValueError):  # no limit, or another kind of cgroup
+        return available

@@ -340,25 +340,8 @@ def test_the_memory_of_the_segment_is_touched_in_the_background():
 
 
 def test_a_segment_larger_than_the_memory_is_not_touched(monkeypatch):
-    monkeypatch.setattr(mooncake_segment, "_available_bytes", lambda: 130 << 20)
+    monkeypatch.setattr(mooncake_segment, "available_bytes", lambda: 130 << 20)
     backend = MooncakeBackend(Params(segment=SEGMENT))
 
     assert backend.counters() == {"populate_skipped": 1}
     backend.close()
-
-
-@pytest.mark.parametrize(
-    ("limit", "used", "expected"),
-    [("300", "100", 200), ("max", "100", 1 << 40), (None, "", 1 << 40)],
-)
-def test_the_memory_that_is_available_ends_with_the_container(
-    monkeypatch, tmp_path, limit, used, expected
-):
-    monkeypatch.setattr(mooncake_segment, "_CGROUP", tmp_path)
-    memory = type("Memory", (), {"available": 1 << 40})
-    monkeypatch.setattr(mooncake_segment.psutil, "virtual_memory", lambda: memory)
-    if limit is not None:
-        (tmp_path / "memory.max").write_text(f"{limit}\n")
-        (tmp_path / "memory.current").write_text(f"{used}\n")
-
-    assert mooncake_segment._available_bytes() == expected
