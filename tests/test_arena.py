@@ -6,7 +6,16 @@ import pytest
 
 from composer.arena import TRAILER_BYTES, head_axis, make_arenas, pool_blocks
 from composer.errors import ConfigError
-from composer.schema import Unit
+from composer.resolve import resolve
+from composer.schema import (
+    BufferConfig,
+    LayoutConfig,
+    ModelConfig,
+    PoolConfig,
+    SplitConfig,
+    StackConfig,
+    Unit,
+)
 from tests.pools import LAYOUTS, buffer, follows, hybrid, model, pool, state
 
 
@@ -120,3 +129,19 @@ def test_an_axis_order_that_cannot_interleave_an_arena_is_refused_with_both_buff
     )
     with pytest.raises(ConfigError, match=r"kv\.x .* i\.x"):
         make_arenas(spec)[0].place(2)
+
+
+@pytest.mark.parametrize("unit", Unit)
+def test_only_the_first_axis_of_a_token_buffer_can_be_cut(unit):
+    cut = BufferConfig([6, 4], "bfloat16", SplitConfig(axis=1))
+    pools = {
+        "kv": PoolConfig(buffers={"k": BufferConfig([8], "bfloat16")}),
+        "other": PoolConfig(unit=unit, buffers={"k": cut}),
+    }
+    layout = LayoutConfig(list(LAYOUTS["page_head"]))
+    config = StackConfig(ModelConfig("m"), pools=pools, anchor="kv", num_layers=2, layout=layout)
+    if unit is not Unit.token:
+        assert resolve(config).pool("other").buffers[0].split.axis == 1
+        return
+    with pytest.raises(ConfigError, match=r"pools\.other\.buffers\.k\.split\.axis: axis 1 .*head"):
+        resolve(config)

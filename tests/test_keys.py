@@ -223,7 +223,8 @@ def test_equal_keys_mean_equal_bytes_and_equal_bytes_equal_keys_over_all_ranks(p
         try:
             specs = ranks(config, tp, pp)
         except ConfigError as error:
-            assert "ranks cannot share" in str(error)
+            if "ranks cannot share" not in str(error):
+                raise
             continue
         for (rank, _), spec in specs.items():
             for (namespace, name, shard), held in contents(spec, rank, tp).items():

@@ -67,7 +67,8 @@ def test_the_sum_of_all_pools_stays_within_the_budget(
     try:
         made = make_plan(config, spec)
     except ConfigError as error:
-        assert "holds not one page" in str(error)
+        if "holds not one page" not in str(error):
+            raise
         return
     assert made.host_bytes <= memory - reserve == made.host_budget_bytes
     assert made.device_bytes <= memory == made.device_budget_bytes
@@ -121,7 +122,8 @@ def test_weights_never_spend_more_than_there_is(weights, memory):
     try:
         made = plan(weighted(small_pools(), *weights), host=str(memory), device=str(memory))
     except ConfigError as error:
-        assert "weight" in str(error)
+        if "weight" not in str(error):
+            raise
         return
     assert made.host_bytes <= memory
     assert made.device_bytes <= memory
