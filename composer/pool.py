@@ -110,7 +110,7 @@ def device_view(tensors: Sequence[torch.Tensor], block: Block, num_slots: int) -
         num_slots: Pages or states; rows behind them are left alone.
     """
     num_rows = num_slots * block.tokens
-    flat = [tensor[:, :num_rows].flatten(2).view(torch.uint8) for tensor in tensors]
+    flat = [_row_bytes(tensor[:, :num_rows]) for tensor in tensors]
     numbers = [block.cell_bytes]
     for tensor in flat:
         numbers += [int(tensor.storage_offset()), tensor.stride(0), tensor.stride(1)]
@@ -123,6 +123,13 @@ def device_view(tensors: Sequence[torch.Tensor], block: Block, num_slots: int) -
         ),
         word,
     )
+
+
+def _row_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Contiguous rows as bytes, ``[layer, row, byte]``: a view, whatever strides axes of 1 have."""
+    layer_stride, row_stride = tensor.stride()[:2]
+    shape = (*tensor.shape[:2], tensor.shape[2:].numel())
+    return tensor.as_strided(shape, (layer_stride, row_stride, 1)).view(torch.uint8)
 
 
 def _word_bytes(numbers: Sequence[int]) -> int:

@@ -182,3 +182,15 @@ def test_a_stage_that_owns_no_layer_of_a_pool_needs_no_tensor_for_it():
         assert DevicePoolGroup(plan_of(spec), buffers=made).entries["index"].buffers == {}
     made = {**without, "index": {"key": torch.zeros(1, 24, 5, dtype=torch.uint8)}}
     assert "has 1 layers, the schema 0" in problems(spec, made)[0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_rows_of_one_number_may_have_any_stride(dtype):
+    spec = model(pool("kv", buffer("scale", 1, dtype=dtype), layers=(0, 1)))
+    whole = torch.zeros(1, 2, SLOTS * PAGE_SIZE, dtype=getattr(torch, dtype)).permute(1, 2, 0)
+    made = {"kv": {"scale": whole}}
+    assert check_device_buffers(spec, made, "cpu") == {"kv": SLOTS}
+    (view,) = DevicePoolGroup(plan_of(spec), buffers=made).entries["kv"].buffers["scale"].layers
+    view[1, 2, 3] = 1
+    assert whole.count_nonzero() == 1
+    assert whole[1, 11, 0] != 0
