@@ -133,7 +133,9 @@ class KVPoolSearchPath(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         # Before composition starts: Hydra composes on a copy of its store of schemas
-        import composer.schema_store  # noqa: F401
+        from composer.schema_store import register
+
+        register()
 
         there = search_path.get_path()
         if all(each.provider != _PROVIDER and each.path != _OURS for each in there):

@@ -8,5 +8,8 @@ from composer.schema import CliConfig, StackConfig
 
 SCHEMAS = {"kvpool_schema": StackConfig, "kvpool_cli_schema": CliConfig}
 
-for _name, _schema in SCHEMAS.items():
-    ConfigStore.instance().store(name=_name, node=_schema, provider="kvpool-composer")
+
+def register() -> None:
+    """Store the schemas, again where a program has emptied Hydra's store meanwhile."""
+    for name, schema in SCHEMAS.items():
+        ConfigStore.instance().store(name=name, node=schema, provider="kvpool-composer")
