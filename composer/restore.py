@@ -218,15 +218,18 @@ class _Operation:
         return found
 
     def _fitting(self, tier: Residency, missing: Mapping[str, Bools], allowed: Bools) -> int:
-        """The longest shorter boundary whose missing slots are free now."""
+        """The longest shorter boundary whose slots are free, or will be without this one's."""
         fits = allowed.copy()
         fits[self.boundary :] = False
         lengths = np.arange(len(fits))
         for space, flags in missing.items():
-            counted = np.concatenate(([0], np.cumsum(flags)))
+            own = tier.present(space, self._hashes)
+            own[: self._first(space, self.boundary)] = own[self.boundary :] = False
+            counted = np.concatenate(([0], np.cumsum(flags | own)))
             window = self._tiers.plan.spaces[space].window_pages
             first = 0 if window is None else np.maximum(lengths - window, 0)
-            fits &= counted[lengths] - counted[first] <= tier.num_free(space)
+            room = tier.num_free(space) + np.count_nonzero(own)
+            fits &= counted[lengths] - counted[first] <= room
         return longest(fits)
 
     def _adopt(self, tier: Residency, slots: Mapping[str, dict[int, Resident]]) -> None:

@@ -60,6 +60,17 @@ class Faulty:
         return call(argument)
 
 
+class Kept(Faulty):
+    """Objects outlive the stack; only its memory is another one's."""
+
+    def register(self, buffers):
+        self.inner._memory = type(self.inner._memory)()
+        self.inner.register(buffers)
+
+    def close(self):
+        self.num_closed += 1
+
+
 def broken(name, call, argument):
     raise OSError(f"{name}: no route to the store")
 

@@ -77,7 +77,16 @@ class Story:
         with self.stack.restore(match) as lease:
             self.engine.verify_lease(match, lease)
             assert lease.num_pages <= match.num_pages
+            assert lease.num_pages == match.num_pages or not self.fits(match.num_pages)
         self.backend.fault = fault
+
+    def fits(self, num_pages):
+        """Whether an empty tier holds such a prefix."""
+        return all(
+            min(num_pages, plan.window_pages or num_pages) <= slots
+            for plan in self.stack.plan.spaces.values()
+            for slots in (plan.num_device_slots, plan.num_host_slots)
+        )
 
     def clear_device(self):
         self.settle()
@@ -107,9 +116,9 @@ class Story:
 @pytest.mark.parametrize("units", [(1, 1), (2, 3), (6, 2), (8, 8)], ids=str)
 @pytest.mark.parametrize("schema", ALL)
 def test_no_story_serves_a_wrong_byte_or_leaks(schema, units):
-    for seed in range(4 if schema != "compressed" else 1):
+    for seed in range(2 if schema != "compressed" else 1):
         story = Story(schema, seed, units, Inline())
-        story.run(80 if schema != "compressed" else 40)
+        story.run(60 if schema != "compressed" else 30)
         assert story.engine.num_verified > 0
         story.stack.close()
 
@@ -117,7 +126,7 @@ def test_no_story_serves_a_wrong_byte_or_leaks(schema, units):
 @pytest.mark.parametrize("schema", ALL)
 def test_no_story_does_so_with_workers(schema):
     story = Story(schema, 0, (3, 3), ThreadPoolExecutor(3))
-    story.run(120 if schema != "compressed" else 30)
+    story.run(60 if schema != "compressed" else 30)
     assert story.engine.num_verified > 0
     story.stack.close()
 
