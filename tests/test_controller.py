@@ -38,8 +38,6 @@ def test_sidecars_follow_the_ids_of_their_source_through_all_tiers(backend, sche
         other = transfer(stack, pages=PAGES)
         for slot in other.device_ids:
             engine.fill("kv", slot, b"poison")
-        for slot in other.device_ids:
-            engine.fill("kv", slot, b"poison")
         assert stack.controller.prefetch([other])[0].ok.all()
         stack.controller.load_back([other])
         for slot, page in zip(other.device_ids, PAGES, strict=True):

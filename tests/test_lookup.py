@@ -47,7 +47,7 @@ class TestBoundary:
         Engine(other).serve(prompt(*range(16)), states_at=[])
         assert other.match(prompt(*range(16))).num_pages == 16
 
-    def test_a7_one_joint_boundary_and_deeper_survivors_are_ignored(self, backend):
+    def test_invariant_3_a7_one_joint_boundary_and_deeper_survivors_are_ignored(self, backend):
         """KV 0-7 are there, KV 8-15 are not; states are at 4 and at 16."""
         tokens = prompt(*range(16))
         stack = open_stack("kv+state", units=(12, 12), backend=backend)
@@ -58,7 +58,7 @@ class TestBoundary:
         assert match.num_pages == 4
         assert match.shortened_by == "state"
 
-    def test_a9_the_window_is_asked_again_at_the_final_boundary(self, backend):
+    def test_invariant_3_a9_the_window_is_asked_again_at_the_final_boundary(self, backend):
         """The window of 3 pages is there before 16; the KV ends at 14, where it is not."""
         tokens = prompt(*range(16))
         stack = open_stack("kv+window", units=(12, 12), backend=backend)
@@ -120,7 +120,7 @@ class TestBoundary:
         assert engine.serve(tokens).num_pages == 0
         assert backend.keys() == []
 
-    def test_a_match_is_what_looking_by_hand_finds(self, backend):
+    def test_invariant_3_a_match_is_what_looking_by_hand_finds(self, backend):
         stack, _ = served("kv+window+state", 9, backend)
         tokens = prompt(*range(9))
         for space, pages in (("swa", [8]), ("state", [5]), ("swa", [4]), ("kv", [3])):
@@ -171,7 +171,7 @@ class TestCost:
 
 
 class TestTenants:
-    def test_b8_one_tenant_never_learns_of_another(self, backend):
+    def test_invariant_9_b8_one_tenant_never_learns_of_another(self, backend):
         stack = open_stack("kv+state", backend=backend)
         engine, tokens = Engine(stack), prompt(1, 2, 3)
         engine.serve(tokens, salt="a")
@@ -192,7 +192,7 @@ class TestTenants:
         engine.serve(prompt(1, 2, 3))
         assert engine.serve(prompt(1, 2, 3)).num_pages == 3
 
-    def test_parts_are_framed(self):
+    def test_invariant_9_parts_are_framed(self):
         one = Prompt.of([1] * 4, PAGE, "ab", "c")
         other = Prompt.of([1] * 4, PAGE, "a", "bc")
         assert one.scope != other.scope
@@ -211,7 +211,7 @@ class TestTenants:
 
 class TestIdentity:
     @pytest.mark.parametrize("field", ["revision", "quantization"])
-    def test_b1_other_weights_are_a_miss_and_the_old_ones_a_hit_again(self, backend, field):
+    def test_invariant_8_b1_other_weights_are_a_miss_and_the_old_ones_a_hit_again(self, backend, field):
         tokens, found = prompt(*range(4)), []
         for value in ("r1", "r2", "r1"):
             inner = backend.inner
