@@ -124,17 +124,15 @@ class Section:
 
     @cached_property
     def runs(self) -> Runs:
-        """The payload's runs of one page, touching ones merged."""
-        object_axes = tuple(axis for axis in self.axes if axis != "page")
-        in_object = _place(object_axes, self.blocks, 1, None)
-        parts = [
-            _cells(block, memory, content)
-            for block, memory, content in zip(self.blocks, self.placements, in_object, strict=True)
-        ]
+        """The payload's runs of one page, touching ones merged.
+
+        Cells of one page lie in memory in the order of the other axes: that of its object.
+        """
+        parts = [_cells(*pair) for pair in zip(self.blocks, self.placements, strict=True)]
         columns = (np.concatenate(column) for column in zip(*parts, strict=True))
-        memory, content, stride, num_bytes = columns
-        order = np.argsort(content, kind="stable")
-        return _merge(Runs(memory[order], stride[order], num_bytes[order]))
+        offset, stride, num_bytes = columns
+        order = np.argsort(offset)
+        return _merge(Runs(offset[order], stride[order], num_bytes[order]))
 
 
 def check_axes(key: str, axes: Sequence[str]) -> None:
@@ -255,28 +253,23 @@ def _place_block(sizes: _Sizes, index: int, record_bytes: int | None) -> BlockPl
     return BlockPlacement(*(np.array(column, dtype=np.int64) for column in columns.values()))
 
 
-def _cells(
-    block: Block, memory: BlockPlacement, content: BlockPlacement
-) -> tuple[Ints, Ints, Ints, Ints]:
-    """Memory offset, object offset, page stride and bytes of each stretch of one block."""
+def _cells(block: Block, place: BlockPlacement) -> tuple[Ints, Ints, Ints]:
+    """Offset in page 0, page stride and bytes of each stretch of one block."""
     cell, heads, tokens = block.cell_bytes, block.heads, block.tokens
-    if _contiguous(heads, cell, memory.head_stride, content.head_stride):
+    if _contiguous(heads, cell, place.head_stride):
         cell, heads = cell * heads, 1
-        if _contiguous(tokens, cell, memory.token_stride, content.token_stride):
+        if _contiguous(tokens, cell, place.token_stride):
             cell, tokens = cell * tokens, 1
     token = np.arange(tokens, dtype=np.int64)[None, :, None]
     head = np.arange(heads, dtype=np.int64)[None, None, :]
-
-    def spread(place: BlockPlacement) -> Ints:
-        rows = place.offset[:, None, None] + token * place.token_stride[:, None, None]
-        return np.asarray(rows + head * place.head_stride[:, None, None]).reshape(-1)
-
-    stride = np.repeat(memory.page_stride, tokens * heads)
-    return spread(memory), spread(content), stride, np.full(len(stride), cell, dtype=np.int64)
+    rows = place.offset[:, None, None] + token * place.token_stride[:, None, None]
+    offset = np.asarray(rows + head * place.head_stride[:, None, None]).reshape(-1)
+    stride = np.repeat(place.page_stride, tokens * heads)
+    return offset, stride, np.full(len(stride), cell, dtype=np.int64)
 
 
-def _contiguous(extent: int, num_bytes: int, *strides: Ints) -> bool:
-    return extent == 1 or all(bool(np.all(stride == num_bytes)) for stride in strides)
+def _contiguous(extent: int, num_bytes: int, stride: Ints) -> bool:
+    return extent == 1 or bool(np.all(stride == num_bytes))
 
 
 def _merge(runs: Runs) -> Runs:

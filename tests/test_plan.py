@@ -165,6 +165,11 @@ def test_sidecars_count_in_the_budget_and_have_their_sources_pages():
     assert made.host_bytes <= 512 * MIB < (pages + 1) * (page_bytes + 48 + TRAILER_BYTES) + 128
 
 
+def test_the_rounding_of_sections_starts_is_within_the_budget():
+    for memory in range(100_000, 101_700, 30):
+        assert plan(small_pools(), host=str(memory)).host_bytes <= memory
+
+
 def test_a_page_counts_each_buffer_by_its_own_size():
     spec = model(pool("kv", buffer("k", 64), buffer("v", 32), layers=(0,)))
     (arena,) = plan(spec).arenas

@@ -38,6 +38,11 @@ from tests.pools import (
 
 ALL_LAYOUTS = {**LAYOUTS, **ODD_LAYOUTS}
 HOST, DEVICE = 5, 6
+KINDS = ["stacked", "per_layer", "interleaved", "unaligned"]
+
+
+def part_numbers(part):
+    return part.row_bytes // part.item_bytes
 
 
 def engine_tensors(plan, kind):
@@ -54,6 +59,9 @@ def engine_tensors(plan, kind):
                 made[one.name][part.name] = [
                     torch.zeros(shape[1:], dtype=dtype) for _ in one.layers
                 ]
+            elif kind == "unaligned":  # a number before each row, as in a packed row
+                wide = torch.zeros(*shape[:2], part_numbers(part) + 1, dtype=dtype)
+                made[one.name][part.name] = wide[..., 1:].unflatten(2, part.shape)
             else:  # layers interleaved, other data beside each row and behind the last page
                 wide = torch.zeros(rows + 3, shape[0], 2, *part.shape, dtype=dtype)
                 made[one.name][part.name] = wide[:, :, 1].transpose(0, 1)
@@ -86,7 +94,7 @@ def round_trip(device, host, transfer, device_ids, host_ids):
         assert found == []
 
 
-@pytest.mark.parametrize("kind", ["stacked", "per_layer", "interleaved"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("axes", ALL_LAYOUTS.values(), ids=ALL_LAYOUTS)
 def test_a_round_trip_is_byte_exact_and_leaves_other_pages_alone(axes, kind):
     device, host, transfer = tiers(plan_of(with_axes(hybrid(), axes), HOST, DEVICE), kind)
@@ -112,7 +120,7 @@ def test_any_legal_axis_order_and_any_slots_will_do(data):
             state("linear", buffer("s", *extents)),
         )
     plan = plan_of(with_axes(spec, axes), HOST, DEVICE)
-    kind = data.draw(st.sampled_from(["stacked", "per_layer", "interleaved"]))
+    kind = data.draw(st.sampled_from(KINDS))
     count = data.draw(st.integers(0, HOST))
     device_ids = data.draw(st.permutations(range(DEVICE)))[:count]
     host_ids = data.draw(st.permutations(range(HOST)))[:count]
