@@ -40,7 +40,7 @@ def index_spaces(pools: Pools, problems: Problems) -> dict[str, str]:
 def _circle(chain: list[str]) -> str:
     if len(chain) == 2:
         return f"pool '{chain[0]}' follows itself"
-    return f"pools follow each other in a circle: {' -> '.join(chain)}"
+    return f"pools follow each other in a cycle: {' -> '.join(chain)}"
 
 
 def check_sidecars(pools: Pools, draft: Set[str], problems: Problems) -> None:

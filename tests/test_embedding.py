@@ -39,14 +39,21 @@ def run_host(tmp_path):
     return run_host
 
 
+MEMORY = [
+    "kvpool/backend@serving.pools.backend=memory",
+    "serving.pools.layers_per_pool=2",
+    "serving.pools.host.memory=64MiB",
+    "serving.pools.device.memory=64MiB",
+]
 QUIET = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
 
 
 def test_a_hydra_host_mounts_a_stack_beside_groups_named_like_ours(run_host):
-    seen = run_host("hydra_host/app.py", *QUIET)
+    seen = run_host("hydra_host/app.py", *QUIET, *MEMORY)
     assert seen["pools"] == POOLS
     assert seen["model"] == "deepseek-ai/DeepSeek-V3.2"
-    assert (seen["page_size"], seen["backend"]["name"]) == (128, "mooncake")
+    assert (seen["page_size"], seen["backend"]["name"]) == (128, "memory")
+    assert seen["served"] == [0, 256]
     assert seen["host"] == ["llama-of-the-host", "vllm"]
 
 
@@ -56,7 +63,7 @@ def test_a_hydra_host_loads_in_threads_and_keeps_its_state(run_host):
         "kvpool/layout@serving.pools.layout=layer_first",
         "serving.pools.backend.fsync=true",
     ]
-    seen = run_host("hydra_host/app.py", *QUIET, *overrides)
+    seen = run_host("hydra_host/app.py", *QUIET, *MEMORY[1:], *overrides)
     assert (seen["errors"], seen["found"]) == ([], [True] * 8)
     assert seen["unchanged"]
     assert seen["backend"] == {"name": "file", "path": None, "fsync": True}
@@ -69,7 +76,7 @@ def test_a_host_with_argparse_and_threads_loads_in_each_and_keeps_its_state(run_
 
 
 def test_configs_go_to_spawned_workers_and_workers_load_their_own(run_host):
-    assert run_host("spawn_host.py") == [[True, POOLS, 256]] * 2
+    assert run_host("spawn_host.py") == [[True, POOLS, 128, 256]] * 2
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ def test_index_spaces_follow_chains_to_their_end():
         (
             {"x": plain(indices_from_pool="y"), "y": plain(indices_from_pool="x")},
             "x",
-            "circle: x -> y -> x",
+            "cycle: x -> y -> x",
         ),
         ({"x": state(indices_from_pool="kv")}, "x", "unit state cannot follow 'kv' of token"),
         (

@@ -9,7 +9,9 @@ import os
 import sys
 import threading
 
-from composer.config import load_config, to_stack_config
+from composer import compose
+
+SMALL = ["backend=memory", "layers_per_pool=1", "host.memory=16MiB", "device.memory=16MiB"]
 
 
 def state() -> list[object]:
@@ -20,7 +22,7 @@ def state() -> list[object]:
 
 
 def main() -> None:
-    """Load the same preset in many threads, each with settings of its own."""
+    """Compose the same preset in many threads, each with settings of its own."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model")
     parser.add_argument("--threads", type=int, default=8)
@@ -29,8 +31,11 @@ def main() -> None:
     sizes: dict[int, int] = {}
 
     def load(index: int) -> None:
-        config = load_config(arguments.model, [f"page_size={index + 1}"])
-        sizes[index] = to_stack_config(config).page_size
+        with compose(arguments.model, [f"page_size={index + 1}", *SMALL]) as stack:
+            slots = stack.allocate(1)
+            assert slots is not None
+            stack.commit([index] * stack.page_size, slots)
+            sizes[index] = stack.match([index] * stack.page_size).num_tokens
 
     threads = [threading.Thread(target=load, args=(n,)) for n in range(arguments.threads)]
     for thread in threads:

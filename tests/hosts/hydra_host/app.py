@@ -16,7 +16,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobRuntime
 from omegaconf import DictConfig
 
-from composer.config import load_config, to_stack_config
+from composer import Stack, compose
+from composer.config import to_stack_config
 
 
 def state() -> list[object]:
@@ -34,22 +35,38 @@ def state() -> list[object]:
     ]
 
 
+SMALL = ["backend=memory", "layers_per_pool=1", "host.memory=16MiB", "device.memory=16MiB"]
+
+
+def serve(stack: Stack) -> int:
+    """Compute two pages, unless they are known; returns the tokens that were."""
+    tokens = range(2 * stack.page_size)
+    with stack.restore(stack.match(list(tokens))) as lease:
+        slots = stack.allocate(2 - lease.num_pages)
+        if slots is not None:
+            stack.commit(list(tokens), slots)
+        return lease.num_tokens
+
+
 def load_and_compose(index: int, found: list[bool], errors: list[str]) -> None:
-    """Load a stack of ours, while other threads compose the host's own config."""
+    """Run a stack of ours, while other threads compose the host's own config."""
     try:
         size = 32 * (index + 1)
-        stack = to_stack_config(load_config("deepseek_v3_2", [f"page_size={size}"]))
+        with compose("deepseek_v3_2", [f"page_size={size}", *SMALL]) as stack:
+            fits = stack.page_size == size and serve(stack) == 0 and serve(stack) == 2 * size
         own = hydra.compose("config", overrides=[f"port={index}"])
-        found.append(stack.page_size == size and own.port == index and own.serving.tp == 8)
+        found.append(fits and own.port == index and own.serving.tp == 8)
     except Exception as error:  # whatever it is, the test shows it
         errors.append(repr(error))
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(config: DictConfig) -> None:
-    """Take the stack from the host's config, then load others in threads."""
+    """Compose the stack of the host's config, then others in threads."""
     stack = to_stack_config(config.serving.pools)
     before = state()
+    with compose(config.serving.pools) as running:
+        served = [serve(running), serve(running)]
     found: list[bool] = []
     errors: list[str] = []
     threads = [
@@ -67,6 +84,7 @@ def main(config: DictConfig) -> None:
         "layout": stack.layout.axes,
         "host": [config.model.name, config.backend.name],
         "found": found,
+        "served": served,
         "errors": errors,
         "unchanged": state() == before,
     }
