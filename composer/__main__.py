@@ -27,11 +27,12 @@ from hydra.errors import OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from composer.config import attach_origins, refuse_foreign, to_cli_config
+from composer.config import load_cli_config, refuse_foreign, to_cli_config, with_origins
 from composer.config_loader import CONF, ROOT, Request
 from composer.config_reader import diagnose
 from composer.errors import ComposerError, ConfigError, Problems
 from composer.jobs import JobResult
+from composer.jobs.running import running_request
 from composer.registry import BACKENDS, JOBS
 from composer.schema import CliConfig
 
@@ -94,15 +95,22 @@ def run_job(config: DictConfig) -> JobResult:
     """
     try:
         refuse_foreign(config)
-        cli = to_cli_config(config)
+        cli = _cli_config(config)
         params = _params(cli)
         target = _json_target(cli)
         result: JobResult = JOBS.get(cli.job["name"]).run(cli, params)
     except ConfigError as error:
-        raise _with_origins(error) from error
+        request = running_request()
+        raise (error if request is None else with_origins(error, request)) from error
     if target is not None:
         write_json(target, result.data)
     return result
+
+
+def _cli_config(config: DictConfig) -> CliConfig:
+    """What the command was asked for; a config.json is read here, where Hydra has no part in it."""
+    request = running_request() if config.hf_config or config.hf_family else None
+    return to_cli_config(config) if request is None else load_cli_config(request)
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
@@ -144,22 +152,6 @@ def _json_target(config: CliConfig) -> Path | None:
             "json", f"cannot write {str(path)!r}", "Name a file in a folder of yours"
         )
     return path
-
-
-def _with_origins(error: ConfigError) -> ConfigError:
-    """Origins of the running job's own overrides: within a sweep they differ from the command's."""
-    running = HydraConfig.get()
-    folders = [
-        source.path
-        for source in running.runtime.config_sources
-        if source.schema == "file" and source.provider != "main"
-    ]
-    return attach_origins(
-        error,
-        overrides=list(running.overrides.task),
-        config_name=running.job.config_name or ROOT,
-        extra_dirs=folders,
-    )
 
 
 def _diagnosed(error: Exception) -> ConfigError:

@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from composer.config_loader import ROOT, Composition, Request
+from composer.config_import import open_request
+from composer.config_loader import ROOT, Request
 from composer.config_origins import Origins
 from composer.config_overlay import drop_nulls, typed_config
 from composer.config_plain import Plain, refuse_resolvers, to_plain
@@ -93,6 +94,15 @@ def to_cli_config(config: DictConfig) -> CliConfig:
     return _convert(CliConfig, config)
 
 
+def load_cli_config(request: Request) -> CliConfig:
+    """The same for a request of the command that names a config.json.
+
+    Raises:
+        ConfigError: As ``load_config``.
+    """
+    return _typed(CliConfig, read(request))
+
+
 def refuse_foreign(config: DictConfig) -> None:
     """Check that presets and overrides call no resolver, such as ``${oc.env:...}``.
 
@@ -113,8 +123,12 @@ def attach_origins(
     extra_dirs: Sequence[str | Path] = (),
 ) -> ConfigError:
     """The same error, each problem with the file and line or the override that set its key."""
-    request = Request.of(model, overrides, config_name, extra_dirs)
-    return Origins(Composition.of(request)).explain(error)
+    return with_origins(error, Request.of(model, overrides, config_name, extra_dirs))
+
+
+def with_origins(error: ConfigError, request: Request) -> ConfigError:
+    """As ``attach_origins``, for any request."""
+    return Origins(open_request(request)).explain(error)
 
 
 def _convert(cls: type[_Config], config: DictConfig) -> _Config:

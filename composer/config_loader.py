@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from composer.errors import ConfigError, Problem
+from composer.hf_import import PRESET, HfConfig
 from composer.schema_store import SCHEMAS
 
 CONF = "pkg://composer.conf"
@@ -38,10 +39,20 @@ _DEFAULTS = {
     name: OmegaConf.create(OmegaConf.to_container(OmegaConf.structured(schema)))
     for name, schema in SCHEMAS.items()
 }
-_STORE = copy.copy(ConfigStore.instance())  # its class would make no second one
-_STORE.repo = {}
-for _name in SCHEMAS:
-    _STORE.store(name=_name, node={})
+
+
+def _store(preset: Mapping[str, Any] | None = None) -> ConfigStore:
+    """A store of our own: names of the schemas, and a model preset that is in no file."""
+    store = copy.copy(ConfigStore.instance())  # its class would make no second one
+    store.repo = {}
+    for name in SCHEMAS:
+        store.store(name=name, node={})
+    if preset is not None:
+        store.store(group="model", name=PRESET, node=preset, package="_global_")
+    return store
+
+
+_STORE = _store()
 
 
 @dataclass(frozen=True)
@@ -82,23 +93,36 @@ class Request:
 
 @dataclass(frozen=True)
 class Composition:
-    """The files that a request stands for, and its overrides, before anything is merged."""
+    """The files that a request stands for, and its overrides, before anything is merged.
+
+    Attributes:
+        source: The config.json that stands in for a model preset, if one does.
+    """
 
     loader: ConfigLoaderImpl
     repository: CachingConfigRepository
     overrides: tuple[Override, ...]
     config_name: str
+    source: HfConfig | None = None
 
     @classmethod
-    def of(cls, request: Request) -> Composition:
-        """Parse a request's overrides and read its root file."""
+    def of(cls, request: Request, source: HfConfig | None = None, family: str = "") -> Composition:
+        """Parse a request's overrides and read its root file.
+
+        Args:
+            source: Chosen as the model, with pools of ``family``.
+        """
+        overrides = list(request.overrides)
+        if source is not None:
+            overrides.append(f"model={PRESET}")
         with _PLUGINS:
             Plugins.instance()
         loader = ConfigLoaderImpl(_search_path(request.extra_dirs))
         schemas: Any = loader.repository.get_schema_source()
-        schemas.store = _STORE  # Hydra 1.3 copies all of it, and 1.4 looks at the global one
+        # Hydra 1.3 copies all of it, and 1.4 looks at the global one
+        schemas.store = _STORE if source is None else _store(source.preset(family))
         parsed, repository = loader._parse_overrides_and_create_caching_repo(
-            request.config_name, list(request.overrides)
+            request.config_name, overrides
         )
         loader.validate_sweep_overrides_legal(parsed, RunMode.RUN, from_shell=False)
         # what the repository has read once, it gives out again
@@ -108,8 +132,16 @@ class Composition:
             schema = repository.load_config(name)
             assert schema is not None  # it is in either store
             schema.config = copy.deepcopy(defaults)
-        overrides = tuple(each for each in parsed if not each.is_hydra_override())
-        return cls(loader, repository, overrides, request.config_name)
+        ours = tuple(each for each in parsed if not each.is_hydra_override())
+        return cls(loader, repository, ours, request.config_name, source)
+
+    def setting(self, key: str) -> Any:
+        """Value of a root setting by override or root file, before composition; None: unset."""
+        chosen = [each for each in self.overrides if each.key_or_group == key]
+        if chosen:
+            return None if chosen[-1].is_delete() else chosen[-1].value()
+        root = self.repository.load_config(self.config_name)
+        return OmegaConf.select(root.config, key) if root is not None else None
 
     def is_choice(self, override: Override) -> bool:
         """Whether an override chooses a file of a group, rather than setting a value."""

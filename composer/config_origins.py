@@ -77,12 +77,27 @@ class Origins:
             files = self._composition.files()
         except HydraException:  # a choice that does not exist is reported by itself
             return []
-        return [
+        lines: list[tuple[Parts, str, Mapping[Parts, int]]] = [
             (_parts(default.package or ""), name, dict(_key_lines(content)))
             for default in files
             if default.config_path is not None
             for name, content in self._sources(default.config_path)
         ]
+        return lines if self._composition.source is None else [*lines, *self._imported()]
+
+    def _imported(self) -> Iterator[tuple[Parts, str, Mapping[Parts, int]]]:
+        """The same for a config.json, which is YAML but for tabs."""
+        source = self._composition.source
+        assert source is not None  # or this would not be called
+        try:
+            lines: dict[Parts, int] = dict(_key_lines(source.text.expandtabs()))
+        except yaml.YAMLError:  # JSON that YAML does not take: then no line is known
+            lines = {}
+        yield ("config",), str(source.path), lines
+        named: dict[Parts, int] = {
+            (name,): lines.get(("_name_or_path",), 1) for name in ("name", "source")
+        }
+        yield ("model",), str(source.path), named
 
     def _sources(self, config_path: str) -> Iterator[tuple[str, str]]:
         """Name and content of the file that Hydra takes for a config, if it is one."""

@@ -16,6 +16,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from composer.config_import import open_request
 from composer.config_loader import Composition, Request
 from composer.config_origins import Origins
 from composer.config_overlay import typed_config
@@ -34,7 +35,9 @@ def read(request: Request) -> Plain:
         ConfigError: Every mistake that was found, with its origin.
     """
     try:
-        composition = Composition.of(request)
+        composition = open_request(request)
+    except ConfigError:
+        raise
     except Exception as cause:  # an override that does not parse: Hydra raises nearly anything
         raise ConfigError([_problem(cause)]) from cause
     problems, data = Problems(), {}
@@ -55,7 +58,7 @@ def diagnose(error: Exception, request: Request) -> ConfigError:
         read(request)
     except ConfigError as mistakes:
         return mistakes
-    composition = Composition.of(request)
+    composition = open_request(request)
     return Origins(composition).explain(ConfigError([_problem(error, composition)]))
 
 

@@ -31,6 +31,17 @@ class _MissingError(Exception):
     """What a walk raises where a name is no field: cheap, since ``or`` often catches it."""
 
 
+@dataclass(frozen=True)
+class Absence(Problem):
+    """A mistake that lies in what the config lacks.
+
+    Attributes:
+        fields: The names that were looked up in vain.
+    """
+
+    fields: tuple[str, ...] = ()
+
+
 class AbsentError(ConfigError):
     """A name that is no field of the config, or is null there; ``a or b`` goes on to b."""
 
@@ -39,7 +50,8 @@ class AbsentError(ConfigError):
         self.known = tuple(sorted(known))
         near = did_you_mean(name, self.known)
         fields = "" if near.startswith("Known") else f" Fields: {', '.join(self.known)}"
-        super().__init__([Problem("", f"the config has no field '{name}'", near + fields)])
+        reason = f"the config has no field '{name}'"
+        super().__init__([Absence("", reason, near + fields, fields=(name,))])
 
     def __reduce__(self) -> tuple[type[AbsentError], tuple[str, tuple[str, ...]]]:  # type: ignore[override]
         return type(self), (self.name, self.known)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from composer.errors import ConfigError, Problems, did_you_mean
-from composer.expression import AbsentError, Fields, evaluate, evaluate_size
+from composer.expression import Absence, AbsentError, Fields, evaluate, evaluate_size
 
 _WORDS = ("all", "draft")
 _OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -74,10 +74,9 @@ def choose(layers: object, scope: LayerScope) -> Choice:
             missing.append(absent)
             continue
         return Choice(choice.layers, _rule(selector, missing), choice.shared, choice.draft)
-    names = ", ".join(absent.name for absent in missing)
-    raise ConfigError.of(
-        "", f"no selector applies: the config has no {names}", missing[-1].problems[0].fix
-    )
+    names = tuple(absent.name for absent in missing)
+    reason = f"no selector applies: the config has no {', '.join(names)}"
+    raise ConfigError([Absence("", reason, missing[-1].problems[0].fix, fields=names)])
 
 
 def producers(choice: Choice, consumers: Iterable[int]) -> dict[int, int]:

@@ -232,8 +232,18 @@ class TraceConfig:
 
 @dataclass
 class CliConfig(StackConfig):
-    """What the command takes on top of a stack."""
+    """What the command takes on top of a stack.
 
-    job: Dict[str, Any] = field(default_factory=dict)  # name, and that job's Params
+    Attributes:
+        hf_config: A model's config.json, or its folder, in place of a preset; None: the preset.
+        hf_family: Family that reads it; None: the one that is known for its model_type.
+        job: Name of a job, and that job's Params.
+        trace: Requests, for jobs that serve some.
+        json: File for the job's result; None: nowhere.
+    """
+
+    hf_config: Optional[str] = None
+    hf_family: Optional[str] = None
+    job: Dict[str, Any] = field(default_factory=dict)
     trace: TraceConfig = field(default_factory=TraceConfig)
     json: Optional[str] = None

@@ -23,7 +23,9 @@ CONFIG_SIDE = (
     "composer.schema_store",
     "composer.config_plain",
     "composer.config_overlay",
+    "composer.hf_import",
     "composer.config_loader",
+    "composer.config_import",
     "composer.config_origins",
     "composer.config_reader",
     "composer.config",
@@ -47,12 +49,11 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
     Layer(("composer.conf",)),
     Layer(("composer.errors", "composer.units"), ("torch", *HYDRA, *THREADS)),
     Layer(("composer.schema", "composer.typed"), ("torch", "hydra", *THREADS)),
-    Layer(CONFIG_SIDE, ("torch",)),
-    Layer(("hydra_plugins",), only=("composer.hydra_ext",)),
     Layer(
         (
             "composer.spec",
             "composer.expression",
+            "composer.field_names",
             "composer.layers",
             "composer.split",
             "composer.relations",
@@ -68,6 +69,8 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
         ),
         ("torch", *HYDRA, *THREADS, *CONFIG_SIDE),
     ),
+    Layer(CONFIG_SIDE, ("torch",)),
+    Layer(("hydra_plugins",), only=("composer.hydra_ext",)),
     Layer(("composer.storage",), ("torch", *HYDRA, *CONFIG_SIDE)),
     Layer(
         ("composer.backends",),

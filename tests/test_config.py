@@ -19,6 +19,7 @@ PRESETS = sorted(
     file.name.removesuffix(".yaml")
     for file in resources.files("composer.conf").joinpath("model").iterdir()
 )
+CLI_ONLY = field_types(CliConfig).keys() - field_types(StackConfig).keys()
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -185,5 +186,5 @@ def test_a_dimension_may_be_a_number_or_an_expression(presets):
 
 def test_a_hosts_plain_mapping_is_typed_too(presets):
     plain = OmegaConf.to_container(load_config("tiny", extra_dirs=[presets.folder]))
-    stack = {key: value for key, value in plain.items() if key not in ("job", "trace", "json")}
+    stack = {key: value for key, value in plain.items() if key not in CLI_ONLY}
     assert to_stack_config(OmegaConf.create(stack)).pools["indexer"].unit is Unit.page

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
-
-from composer.config_loader import ROOT, Composition, Request
+from composer.config_import import open_request
 from composer.config_origins import Origins
+from composer.jobs.running import running_request
 from composer.typed import join
 
 DEFAULT = "default"  # what neither a file nor an override sets
@@ -20,17 +19,10 @@ def leaf_origins(config: Mapping[str, Any]) -> dict[str, str] | None:
     Returns:
         None outside the command: nobody knows what a config was made from.
     """
-    if not HydraConfig.initialized():
+    request = running_request()
+    if request is None:
         return None
-    running = HydraConfig.get()
-    folders = [
-        source.path
-        for source in running.runtime.config_sources
-        if source.schema == "file" and source.provider != "main"
-    ]
-    overrides, root = list(running.overrides.task), running.job.config_name or ROOT
-    request = Request.of(None, overrides, root, folders)
-    origins = Origins(Composition.of(request))
+    origins = Origins(open_request(request))
     return {key: origins.of(key) or DEFAULT for key in _leaves(config, "")}
 
 
