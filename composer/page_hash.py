@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,12 +37,12 @@ def token_array(tokens: Any) -> npt.NDArray[np.int64]:
         TypeError: The ids are no integers, or not one row of them.
         ValueError: An id does not fit 64 signed bits.
     """
-    if isinstance(tokens, (list, tuple)):  # four times as fast as asking numpy
+    if isinstance(tokens, (list, tuple)):  # in half the time that numpy takes
         try:
-            return np.frombuffer(array("q", tokens), dtype=np.int64)
-        except OverflowError as error:
-            raise ValueError(f"a token id does not fit 64 signed bits: {error}") from None
-        except TypeError as error:
+            return np.frombuffer(struct.pack(f"{len(tokens)}q", *tokens), dtype=np.int64)
+        except struct.error as error:
+            if all(hasattr(each, "__index__") for each in tokens):
+                raise ValueError(f"a token id does not fit 64 signed bits: {error}") from None
             raise TypeError(f"tokens must be integers: {error}") from None
     ids = np.asarray(tokens)
     if ids.size == 0:
@@ -69,14 +68,15 @@ def hash_pages(
         ``len(tokens) // page_size`` hashes of 32 bytes, in prefix order.
     """
     ids = token_array(tokens).astype("<i8", copy=False)
-    step = page_size * ids.itemsize
-    view = ids.data.cast("B") if len(ids) else memoryview(b"")
-    count = struct.pack("<I", page_size)
-    sha256, join = hashlib.sha256, b"".join
+    num_pages = len(ids) // page_size
+    rows = np.empty(num_pages, dtype=[("count", "<u4"), ("ids", "<i8", page_size)])
+    rows["count"] = page_size
+    rows["ids"] = ids[: num_pages * page_size].reshape(num_pages, page_size)
+    sha256 = hashlib.sha256
     hashes: list[bytes] = []
     append = hashes.append
-    for start in range(0, len(ids) // page_size * step, step):
-        parent = sha256(join((parent, count, view[start : start + step]))).digest()
+    for row in rows.view(f"V{rows.itemsize}").tolist():  # bytes, cut apart in one go
+        parent = sha256(parent + row).digest()
         append(parent)
     return hashes
 
