@@ -59,6 +59,10 @@ class Backup:
                 self._release()
                 return False
             self._taken = taken
+            known = (tiers.device.pages, tiers.host.pages)
+            lost = [p for p in self._batch.pages if not any(p.page_hash in one for one in known)]
+        if lost:  # evicted from the device while they waited for room
+            tiers.controller.counters.add("backups_lost_pages", len(lost))
         return True
 
     def run(self) -> None:

@@ -67,7 +67,8 @@ class Slots:
 
     Attributes:
         pages: Index space -> device pages, one per page of new tokens in every space.
-        states: One mapping index space -> device state per state asked for.
+        states: One mapping index space -> device state per state asked for; empty mappings where
+            the model has no states.
     """
 
     pages: dict[str, list[int]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any
@@ -120,7 +120,7 @@ class Lookup:
         here = self._tiers.requirements([device, host])
         stored = {space: np.zeros(limit, dtype=np.bool_) for space in self._tiers.spaces}
         if longest(restorable_lengths(here, limit)) < limit:
-            self._ask_storage(prompt, here, stored)
+            stored = self.ask_storage(prompt, here)
         needs = self._tiers.requirements([device, host, stored])
         boundary = longest(restorable_lengths(needs, limit))
         with self._tiers.lock:
@@ -162,9 +162,9 @@ class Lookup:
             tiers[:] = tiers[-1]
         return tiers
 
-    def _ask_storage(
-        self, prompt: Prompt, here: list[Requirement], stored: dict[str, Bools]
-    ) -> None:
+    def ask_storage(self, prompt: Prompt, here: Sequence[Requirement]) -> dict[str, Bools]:
+        """Per index space and page, whether storage holds what is not here, in one call."""
+        stored = {need.name: np.zeros(len(need.present), dtype=np.bool_) for need in here}
         asked = {need.name: np.flatnonzero(~need.present) for need in here}
         transfers = [
             PoolTransfer(
@@ -174,3 +174,4 @@ class Lookup:
         ]
         for result in self._tiers.controller.exists(transfers):
             stored[result.pool][asked[result.pool]] = result.ok
+        return stored

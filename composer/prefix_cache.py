@@ -53,9 +53,7 @@ class PrefixCache:
         states = {name: ids for name, ids in taken.items() if spaces[name].is_state}
         return Slots(
             pages={name: ids for name, ids in taken.items() if name not in states},
-            states=[{n: ids[index] for n, ids in states.items()} for index in range(num_states)]
-            if states
-            else [],
+            states=[{n: ids[index] for n, ids in states.items()} for index in range(num_states)],
             _free=self._give_back,
         )
 

@@ -103,8 +103,13 @@ class Residency:
     # room
 
     def make_room(self, counts: Mapping[str, int]) -> bool:
-        """Evict until so many slots are free in each space; False when that cannot be."""
-        for space, needed in counts.items():
+        """Evict until so many slots are free in each space; False when that cannot be.
+
+        What trails comes first: where it has no room, no page is lost in vain.
+        """
+        if any(needed > self._spaces[space].num_slots for space, needed in counts.items()):
+            return False
+        for space, needed in sorted(counts.items(), key=lambda item: item[0] not in self.trailing):
             free = self._spaces[space]
             evict = self._evict_checkpoint if space in self.trailing else self._evict_page
             while free.num_free < needed:

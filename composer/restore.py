@@ -33,6 +33,7 @@ class Restore:
         """
         operation = _Operation(self._tiers, match)
         try:
+            operation.look_again(self._lookup)
             operation.reserve_host()
             operation.prefetch()
             operation.reserve_device()
@@ -60,6 +61,15 @@ class _Operation:
         self._at_start: dict[str, dict[str, Bools]] = {}
         self._from: dict[str, dict[str, list[int]]] = {"host": {}, "device": {}}  # pages to fetch
         self._taken: dict[str, Reservation] = {"host": {}, "device": {}}
+
+    def look_again(self, lookup: Lookup) -> None:
+        """Ask storage for what has been evicted from the tiers above it since the match."""
+        with self._tiers.lock:
+            now = self._present()
+        needs = self._tiers.requirements(now.values())
+        if longest(restorable_lengths(needs, len(self._hashes)), self.boundary) < self.boundary:
+            here = self._tiers.requirements([now["device"], now["host"]])
+            self._stored = lookup.ask_storage(self._prompt, here)
 
     def reserve_host(self) -> None:
         """Take host slots for what only storage holds."""

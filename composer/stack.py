@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -56,6 +55,7 @@ class Stack:
     ) -> None:
         self.config, self.plan = config, plan
         self._executor = executor or ThreadPoolExecutor(NUM_WORKERS, "kvpool")
+        self._owns_executor = executor is None
         self.device = DevicePoolGroup(plan, config.device.name, device_buffers)
         self.group = HostPoolGroup(plan, pin_memory=self.device.device.type == "cuda")
         self.controller = HybridCacheController(
@@ -207,7 +207,8 @@ class Stack:
         try:
             self.detach()
         finally:
-            self._executor.shutdown(wait=True)
+            if self._owns_executor:
+                self._executor.shutdown(wait=True)
 
     def __enter__(self) -> Stack:
         return self
@@ -242,8 +243,9 @@ def compose(
         device_buffers: The engine's own tensors: pool -> buffer -> one stacked tensor
             ``[layer, row, *shape]``, or one ``[row, *shape]`` per layer. None: made for it on
             ``device.name``, within ``device.memory``.
-        backend: A backend of the caller's own, in place of the configured one.
-        executor: Runs backups and writes; None: threads of the stack's own.
+        backend: A backend of the caller's own, in place of the configured one; closed with the
+            stack.
+        executor: Runs backups and writes, and is left open; None: threads of the stack's own.
         poison: Overwrite every destination before it is read into: for tests of an engine.
 
     Raises:
@@ -309,13 +311,9 @@ def check_memory(config: StackConfig, plan: StackPlan, *, makes_device: bool) ->
 
 def _checked_plan(config: StackConfig, device_buffers: DeviceBuffers | None) -> StackPlan:
     spec = resolve(config)
-    plan = make_plan(config, spec)
+    slots = None
     if device_buffers is not None:
         slots = check_device_buffers(spec, device_buffers, config.device.name)
-        spaces = {
-            name: replace(space, num_device_slots=slots.get(name, space.num_device_slots))
-            for name, space in plan.spaces.items()
-        }
-        plan = replace(plan, spaces=spaces)
+    plan = make_plan(config, spec, slots)
     BACKENDS.params(config.backend)
     return plan

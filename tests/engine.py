@@ -113,12 +113,14 @@ def with_units(made: StackConfig, device: int, host: int) -> StackConfig:
     return made
 
 
-def open_stack(schema: str, units=(8, 8), *, backend=None, executor=None, **settings) -> Stack:
-    """A stack on a memory backend, whose jobs run when they are submitted."""
+def open_stack(
+    schema: str, units=(8, 8), *, backend=None, executor=None, workers=False, **settings
+) -> Stack:
+    """A stack on a memory backend, whose jobs run when they are submitted, or on ``workers``."""
     return compose(
         config(schema, units, **settings),
         backend=backend or MemoryBackend(),
-        executor=executor or Inline(),
+        executor=None if workers else executor or Inline(),
         poison=True,
     )
 
@@ -232,16 +234,19 @@ class Engine:
         return start
 
     def _commit(self, tokens, salt, match, slots, boundaries, start) -> None:
+        states = dict(zip(boundaries, slots.states, strict=True))
+        self.compute(match, start * self.stack.page_size, slots, states)
+        self.stack.commit(tokens, slots, states, salt, start=start * self.stack.page_size)
+
+    def compute(self, match, start, slots, states) -> None:
+        """Fill the slots from a token on, and states at their boundaries."""
         hashes, size = match.prompt.hashes, self.stack.page_size
         for space, ids in slots.pages.items():
-            for slot, page in zip(ids, hashes[start:], strict=False):
+            for slot, page in zip(ids, hashes[start // size :], strict=False):
                 self.fill(space, slot, page)
-        states = dict.fromkeys(boundaries)
-        for boundary, state in zip(boundaries, slots.states, strict=False):
-            states[boundary] = state
+        for boundary, state in states.items():
             for space, slot in state.items():
                 self.fill(space, slot, hashes[boundary // size - 1])
-        self.stack.commit(tokens, slots, states, salt, start=start * size)
 
     def poison_free(self) -> None:
         """Overwrite what no resident holds; only while nothing is in use."""

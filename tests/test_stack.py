@@ -86,7 +86,7 @@ class TestCompose:
 
     def test_closing_waits_for_what_is_under_way(self):
         backend = Faulty()
-        stack = open_stack("kv", backend=backend, executor=ThreadPoolExecutor(2))
+        stack = open_stack("kv", backend=backend, workers=True)
         gate = threading.Event()
 
         def wait(name, call, argument):
@@ -101,6 +101,11 @@ class TestCompose:
         backend.inner.close = lambda: keys_at_close.extend(written)
         stack.close()
         assert len(keys_at_close) == 2
+
+    def test_an_executor_of_the_callers_own_is_left_open(self):
+        with ThreadPoolExecutor(1) as executor:
+            open_stack("kv", executor=executor).close()
+            assert executor.submit(lambda: 3).result() == 3
 
     def test_a_backend_is_closed_even_where_a_job_has_failed(self):
         backend = Faulty()
@@ -162,10 +167,9 @@ class TestAttach:
 
 class TestLargePrompts:
     @pytest.mark.parametrize("schema", [*SCHEMAS, "compressed"])
-    @pytest.mark.parametrize("workers", [0, 2])
+    @pytest.mark.parametrize("workers", [False, True])
     def test_a_prompt_larger_than_both_tiers_goes_through_in_parts(self, schema, workers):
-        executor = ThreadPoolExecutor(workers) if workers else Inline()
-        with open_stack(schema, units=(3, 2), executor=executor) as stack:
+        with open_stack(schema, units=(3, 2), workers=workers) as stack:
             tokens = prompt(*range(20), page_size=stack.page_size, tail=1)
             engine = Engine(stack)
             assert engine.serve(tokens).complete
@@ -187,6 +191,33 @@ class TestLargePrompts:
                 stack.publish()
                 match = stack.match(tokens)
                 assert match.num_pages == len(tokens) // PAGE
+
+
+class TestServingLoop:
+    @pytest.mark.parametrize("schema", [*SCHEMAS, "compressed"])
+    def test_one_loop_serves_every_kind_of_model(self, schema):
+        """As short as an engine's can be: nothing in it asks what kind of model it is."""
+        with open_stack(schema) as stack:
+            engine = Engine(stack)
+            tokens = prompt(1, 2, 3, 4, 5, page_size=stack.page_size, tail=1)
+
+            def serve():
+                match = stack.match(tokens, max_tokens=len(tokens) - 1)
+                with stack.restore(match) as lease:
+                    engine.verify_lease(match, lease)
+                    start, boundaries = lease.num_tokens, stack.checkpoints(match, lease.num_tokens)
+                    num_pages = -(-len(tokens) // stack.page_size) - lease.num_pages
+                    with stack.allocate(num_pages, len(boundaries)) as slots:
+                        states = dict(zip(boundaries, slots.states, strict=True))
+                        engine.compute(match, start, slots, states)
+                        stack.commit(tokens, slots, states, start=start)
+                return lease.num_pages
+
+            assert [serve(), serve()] == [0, 5]
+            forget(stack)
+            engine.poison_free()
+            assert serve() == 5
+            check_accounts(stack)
 
 
 class TestExplain:

@@ -3,7 +3,6 @@
 import random
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -16,7 +15,7 @@ from tests.engine import (
     present_by_hand,
     prompt,
 )
-from tests.faults import Faulty, Inline, broken, dropped, flipped, refused, short, swapped
+from tests.faults import Faulty, broken, dropped, flipped, refused, short, swapped
 
 ALL = [*SCHEMAS, "compressed"]
 FAULTS = (broken, dropped, flipped, refused, short, swapped)
@@ -25,10 +24,10 @@ FAULTS = (broken, dropped, flipped, refused, short, swapped)
 class Story:
     """A random sequence of what can happen to a stack."""
 
-    def __init__(self, schema, seed, units, executor):
+    def __init__(self, schema, seed, units, *, workers=False):
         self.random = random.Random(f"{schema} {seed}")
         self.backend = Faulty()
-        self.stack = open_stack(schema, units, backend=self.backend, executor=executor)
+        self.stack = open_stack(schema, units, backend=self.backend, workers=workers)
         self.engine = Engine(self.stack)
         self.seen: set[bytes] = set()
         self.healthy = True
@@ -117,7 +116,7 @@ class Story:
 @pytest.mark.parametrize("schema", ALL)
 def test_no_story_serves_a_wrong_byte_or_leaks(schema, units):
     for seed in range(2 if schema != "compressed" else 1):
-        story = Story(schema, seed, units, Inline())
+        story = Story(schema, seed, units)
         story.run(60 if schema != "compressed" else 30)
         assert story.engine.num_verified > 0
         story.stack.close()
@@ -125,7 +124,7 @@ def test_no_story_serves_a_wrong_byte_or_leaks(schema, units):
 
 @pytest.mark.parametrize("schema", ALL)
 def test_no_story_does_so_with_workers(schema):
-    story = Story(schema, 0, (3, 3), ThreadPoolExecutor(3))
+    story = Story(schema, 0, (3, 3), workers=True)
     story.run(60 if schema != "compressed" else 30)
     assert story.engine.num_verified > 0
     story.stack.close()
@@ -134,7 +133,7 @@ def test_no_story_does_so_with_workers(schema):
 @pytest.mark.parametrize("schema", ["kv", "kv+extra", "kv+window+state"])
 def test_eight_threads_share_a_small_stack(schema):
     backend = Faulty()
-    stack = open_stack(schema, (4, 4), backend=backend, executor=ThreadPoolExecutor(3))
+    stack = open_stack(schema, (4, 4), backend=backend, workers=True)
     end, failures, verified = time.monotonic() + 2, [], []
 
     def work(seed):

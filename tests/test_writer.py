@@ -1,7 +1,5 @@
 """What becomes of committed pages: host, storage, and what is known of both."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from composer.ledger import Ledger
@@ -105,7 +103,7 @@ class TestLedger:
 
 class TestFailures:
     def test_f1_one_failing_call_stops_nothing(self, backend):
-        with open_stack("kv", backend=backend, executor=ThreadPoolExecutor(2)) as stack:
+        with open_stack("kv", backend=backend, workers=True) as stack:
             engine = Engine(stack)
             backend.fault, backend.where = once(broken), ("put",)
             engine.serve(prompt(1, 2, 3))
@@ -130,7 +128,7 @@ class TestFailures:
 
     def test_an_answer_that_comes_late_holds_nobody_up(self, backend):
         backend.fault, backend.where = delayed(0.5), ("put",)
-        with open_stack("kv", backend=backend, executor=ThreadPoolExecutor(2)) as stack:
+        with open_stack("kv", backend=backend, workers=True) as stack:
             Engine(stack).serve(prompt(1, 2, 3))
             done = stack.publish(wait_s=0)
             assert (done.done, done.pages_unsaved) == (False, 3)
@@ -172,8 +170,7 @@ class TestRoom:
     @pytest.mark.parametrize("schema", ["kv", "kv+window+state"])
     def test_e3_with_workers_what_found_no_room_follows_by_itself(self, backend, schema):
         backend.fault, backend.where = delayed(0.01), ("put",)
-        executor = ThreadPoolExecutor(2)
-        with open_stack(schema, units=(70, 4), backend=backend, executor=executor) as stack:
+        with open_stack(schema, units=(70, 4), backend=backend, workers=True) as stack:
             Engine(stack).serve(prompt(*range(100)))
             stack.cache.writer.drain()
             done = stack.publish()
@@ -194,6 +191,19 @@ class TestRoom:
             assert len(stack.cache.tiers.host.pages) == 4
             assert len(backend.keys()) == 6
             stack.publish(0.1)
+            check_accounts(stack)
+
+    def test_what_was_evicted_while_it_waited_is_counted(self, backend):
+        executor = Stepped()
+        with open_stack("kv", units=(4, 2), backend=backend, executor=executor) as stack:
+            engine = Engine(stack)
+            engine.serve(prompt(1, 2, 3, 4))
+            engine.serve(prompt(5, 6))
+            engine.serve(prompt(7, 8))
+            stack.cache.tiers.device.clear(None)
+            executor.run_all()
+            assert stack.counters()["backups_lost_pages"] == 4
+            assert stack.publish(0.1).pages_unsaved == 0
             check_accounts(stack)
 
     def test_invariant_5_what_is_on_its_way_is_not_reused(self, backend):
@@ -223,7 +233,7 @@ class TestRoom:
                 assert engine.serve(prompt(*range(first, first + 4))).num_pages == 4
 
     def test_many_commits_without_a_publish_leave_no_trace(self, backend):
-        with open_stack("kv", backend=backend, executor=ThreadPoolExecutor(2)) as stack:
+        with open_stack("kv", backend=backend, workers=True) as stack:
             engine = Engine(stack)
             for first in range(0, 1000, 10):
                 engine.serve(prompt(first))
