@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from composer.errors import BackendError
 from composer.jobs.bench import ROWS
 from composer.jobs.bench_frame import GB_PER_S, MS, Case, Target, measure
+from composer.registry import BACKENDS
 
 TINY = (
     "job=bench", "backend=memory", "layers_per_pool=2", "job.rounds=1", "job.pages=2",
@@ -68,6 +70,20 @@ def test_storage_is_skipped_with_a_reason_where_there_is_no_library(bench, monke
     assert data["rows"] == []
     assert data["skipped"] == {"storage": "the Mooncake library is not installed"}
     assert "storage: skipped, the Mooncake library is not installed" in printed
+
+
+def test_a_store_that_fails_costs_its_own_row_and_exit_code_1(kvpool, monkeypatch):
+    def refuse(name, params):
+        raise BackendError("nobody listens")
+
+    monkeypatch.setattr(BACKENDS, "build", refuse)
+    monkeypatch.setattr("composer.jobs.bench_storage.LIBRARY", "json")  # one that there is
+    ended = kvpool(*TINY, "job.rows=[storage,boundary]", "json=bench.json")
+    data = json.loads(Path("bench.json").read_text())
+    assert ended.code == 1
+    assert data["failed"] == {"storage": "nobody listens"}
+    assert {row["row"] for row in data["rows"]} == {"boundary"}
+    assert "storage: FAILED, nobody listens" in ended.out
 
 
 @pytest.mark.parametrize("model", ["qwen3_next_80b", "gemma3_27b", "mamba2_2_7b"])

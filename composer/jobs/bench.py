@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from composer.errors import Problems
+from composer.errors import BackendError, Problems
 from composer.jobs import JobResult
 from composer.jobs.bench_copies import copies
 from composer.jobs.bench_frame import Cases, Measured, measure
@@ -70,32 +70,37 @@ ROWS = {
 
 
 def run(config: CliConfig, params: Params) -> JobResult:
-    """Measure the chosen rows and print them. A missed target is reported and is no failure.
+    """Measure the chosen rows and print them.
+
+    A missed target is reported and is no failure; a store that does not do its work is one.
 
     Raises:
         ConfigError: A row is unknown, or a size is less than one.
-        BackendError: The store cannot be started, or refuses what it should take.
     """
     _check(params)
     names = list(ROWS) if params.rows is None else list(dict.fromkeys(params.rows))
     measured: dict[str, list[Measured]] = {}
     skipped: dict[str, str] = {}
+    failed: dict[str, str] = {}
     with _threads(params.threads), Progress("bench", len(names)) as progress:
         for name in names:
-            row = ROWS[name]
-            reason = row.skip_reason()
-            if reason is None:
-                with closing(row.cases(config, row.size(params))) as cases:
-                    measured[name] = [measure(case, params.rounds) for case in cases]
-            else:
+            reason = ROWS[name].skip_reason()
+            if reason is not None:
                 skipped[name] = reason
+            else:
+                try:
+                    measured[name] = _measured(ROWS[name], config, params)
+                except BackendError as error:  # the other rows' figures are not lost
+                    failed[name] = str(error)
             progress.advance(name)
         num_threads = torch.get_num_threads()
     title = (
         f"{config.model.name}: medians of {params.rounds} rounds on {num_threads} threads; "
         "ratio is the speed relative to the reference"
     )
-    _show(title, measured, skipped)
+    reasons = {name: f"skipped, {reason}" for name, reason in skipped.items()}
+    reasons |= {name: f"FAILED, {reason}" for name, reason in failed.items()}
+    _show(title, measured, reasons)
     return JobResult(
         {
             "model": config.model.name,
@@ -104,8 +109,15 @@ def run(config: CliConfig, params: Params) -> JobResult:
             "torch_threads": num_threads,
             "rows": [{"row": name, **one.data()} for name in measured for one in measured[name]],
             "skipped": skipped,
-        }
+            "failed": failed,
+        },
+        ok=not failed,
     )
+
+
+def _measured(row: Row, config: StackConfig, params: Params) -> list[Measured]:
+    with closing(row.cases(config, row.size(params))) as cases:
+        return [measure(case, params.rounds) for case in cases]
 
 
 def _check(params: Params) -> None:
@@ -136,13 +148,13 @@ def _threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _show(title: str, measured: dict[str, list[Measured]], skipped: dict[str, str]) -> None:
+def _show(title: str, measured: dict[str, list[Measured]], reasons: dict[str, str]) -> None:
     console = make_console()
     console.print(title, soft_wrap=True)
     rows = [_line(name, one) for name in measured for one in measured[name]]
     console.print(make_table("", _COLUMNS, rows))
-    for name, reason in skipped.items():
-        console.print(f"{name}: skipped, {reason}", soft_wrap=True)
+    for name, reason in reasons.items():
+        console.print(f"{name}: {reason}", soft_wrap=True)
     targets = [one.met for ones in measured.values() for one in ones if one.met is not None]
     console.print(f"targets met: {sum(targets)} of {len(targets)}")
 

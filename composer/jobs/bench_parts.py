@@ -69,7 +69,8 @@ def sized_plan(
 class NullBackend:
     """Keeps nothing and answers at once, so that what is measured is our own cost.
 
-    A get leaves the trailers of the last put in place, as a store would.
+    It takes addresses as the lists that client libraries want, and a get leaves the trailers of
+    the last put in place, as a store would.
     """
 
     def __init__(self, *, knows_all: bool) -> None:
@@ -87,9 +88,11 @@ class NullBackend:
         return np.full(len(keys), self._knows_all)
 
     def put(self, objects: PageObjects) -> npt.NDArray[np.bool_]:
+        objects.addresses.tolist()
         return np.ones(len(objects.keys), dtype=np.bool_)
 
     def get(self, objects: PageObjects) -> npt.NDArray[np.int64]:
+        objects.addresses.tolist()
         for trailers, kept in self._trailers:
             np.copyto(trailers, kept)
         return np.full(len(objects.keys), objects.object_bytes)

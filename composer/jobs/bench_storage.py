@@ -23,7 +23,6 @@ from composer.transfer import PoolTransfer
 
 LIBRARY = "mooncake"
 BATCH_BYTES = 32 * 2**20
-LEASE_S = 0.05  # objects are removed after each round
 _TARGETS = {Verify.identity: 0.95, Verify.checksum: 0.6}
 _SMALL, _SMALL_TARGET = 2**20, 0.8  # of identity, for objects below 1 MiB
 _POOL = "probe"
@@ -38,11 +37,7 @@ def skip_reason() -> str | None:
 
 def storage(config: StackConfig, batch_bytes: int) -> Cases:
     """Objects of three sizes written and read, with both ways to verify."""
-    settings = {
-        "segment": f"{max(8 * batch_bytes, 256 * 2**20)}",
-        "segment_in": "self",
-        "lease_s": LEASE_S,
-    }
+    settings = {"segment": f"{max(8 * batch_bytes, 256 * 2**20)}", "segment_in": "self"}
     with (
         closing(BACKENDS.build(LIBRARY, settings)) as backend,
         ThreadPoolExecutor(1) as executor,
@@ -112,7 +107,7 @@ class _Sized:
 
     def _remove(self) -> None:
         if self._seed:
-            self._client.store.batch_remove(self._sealed.keys, True)
+            self._client.store.batch_remove(self._sealed.keys, True)  # leased or not
 
     def _put(self) -> None:
         _demand(self._controller.write_storage(self._moved)[0].ok)
