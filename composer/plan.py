@@ -94,8 +94,16 @@ def arena_bytes(arena: ArenaSpec, num_slots: int) -> int:
     return num_slots * arena.object_bytes + _rounding(arena)
 
 
-def make_plan(config: StackConfig, spec: ModelSpec) -> StackPlan:
+def make_plan(
+    config: StackConfig, spec: ModelSpec, device_slots: Mapping[str, int] | None = None
+) -> StackPlan:
     """Sizes of everything that ``config`` asks for.
+
+    Args:
+        config: Budgets and checkpoints.
+        spec: The model's pools on this rank.
+        device_slots: Slots per index space of the engine's own tensors; None: as many as
+            ``device.memory`` holds.
 
     Raises:
         ConfigError: A budget is no size, or holds not one page of every pool; an axis order
@@ -118,8 +126,9 @@ def make_plan(config: StackConfig, spec: ModelSpec) -> StackPlan:
     device = _size(problems, "device.memory", config.device.memory)
     problems.raise_if_any()
     rounding = sum(_rounding(arena) for arena in arenas)
-    counts: dict[str, dict[str, int]] = {"host": {}, "device": {}}
-    for tier, memory, kept in (("host", host, reserve + rounding), ("device", device, 0)):
+    counts: dict[str, Mapping[str, int]] = {"host": {}, "device": dict(device_slots or {})}
+    budgets = [("host", host, reserve + rounding), ("device", device, 0)]
+    for tier, memory, kept in budgets if device_slots is None else budgets[:1]:
         slot_bytes = {name: getattr(s, f"{tier}_slot_bytes") for name, s in spaces.items()}
         split = _Split(f"{tier}.memory", memory, kept, slot_bytes, spaces, checkpoint_pages)
         with problems.absorbing():
@@ -127,7 +136,10 @@ def make_plan(config: StackConfig, spec: ModelSpec) -> StackPlan:
     problems.raise_if_any()
     sized = {
         name: replace(
-            space, num_host_slots=counts["host"][name], num_device_slots=counts["device"][name]
+            space,
+            num_host_slots=counts["host"][name],
+            # a space of bare ids, without tensors to count, follows the largest
+            num_device_slots=counts["device"].get(name, max(counts["device"].values())),
         )
         for name, space in spaces.items()
     }

@@ -136,8 +136,8 @@ def test_device_buffers_that_do_not_fit_the_schema_are_refused(changed, words):
         assert word in str(raised.value)
 
 
-def test_device_buffers_that_fit_are_used_as_they_are():
-    overrides = [*SMALL, "host.memory=64MiB", "backend=memory"]
+def test_device_buffers_that_fit_are_used_as_they_are_whatever_the_budget():
+    overrides = [*SMALL, "host.memory=64MiB", "device.memory=1KiB", "backend=memory"]
     buffers = device_buffers()
     with compose("qwen3_next_80b", overrides, buffers) as stack:
         assert stack.device.tensors is buffers
