@@ -21,6 +21,7 @@ from typing import Any
 
 import hydra
 from hydra._internal.utils import get_args
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
@@ -35,6 +36,7 @@ from composer.jobs import JobResult
 from composer.jobs.running import running_request
 from composer.registry import BACKENDS, JOBS
 from composer.schema import CliConfig
+from composer.schema_store import ALL, ALL_MODELS
 
 
 class UnwellError(Exception):
@@ -175,11 +177,15 @@ def _without_sweeps(overrides: Sequence[str]) -> list[str]:
 
 
 def _hydra_main(app: _App) -> None:
-    """Hydra 1.3 wants version_base; 1.4 drops it, and takes a list of what configs may call."""
+    """Run the app with all groups of files, and with ``model=all`` beside them.
+
+    Hydra 1.3 wants version_base; 1.4 drops it, and takes a list of what configs may call.
+    """
 
     def task(config: DictConfig) -> float | None:
         return app(config)
 
+    ConfigStore.instance().store(group="model", name=ALL, node=ALL_MODELS, package="_global_")
     known = inspect.signature(hydra.main).parameters
     options: dict[str, Any] = {"version_base": "1.3"}
     if "execution_whitelist" in known:

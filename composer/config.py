@@ -7,11 +7,12 @@ threads and in worker processes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TypeVar
 
+from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 
 from composer.config_import import open_request
@@ -19,9 +20,10 @@ from composer.config_loader import ROOT, Request
 from composer.config_origins import Origins
 from composer.config_overlay import drop_nulls, typed_config
 from composer.config_plain import Plain, refuse_resolvers, to_plain
-from composer.config_reader import read
+from composer.config_reader import read, read_composition
 from composer.errors import ConfigError, Problems
 from composer.schema import CliConfig, StackConfig
+from composer.schema_store import ALL
 from composer.typed import build
 
 _Config = TypeVar("_Config", bound=StackConfig)
@@ -92,6 +94,32 @@ def to_cli_config(config: DictConfig) -> CliConfig:
         ConfigError: As ``to_stack_config``.
     """
     return _convert(CliConfig, config)
+
+
+def load_models(request: Request, names: Iterable[str]) -> Iterator[StackConfig | ConfigError]:
+    """Typed configs of several model presets with the same overrides, or what is wrong with one.
+
+    Files that they share are read once.
+    """
+    composition = open_request(request)
+    for name in names:
+        try:
+            yield _typed(StackConfig, read_composition(composition.choosing("model", name)))
+        except ConfigError as error:
+            yield error
+
+
+def model_families(request: Request) -> dict[str, str | None]:
+    """Every model preset by name, with the family it extends; None where it extends another."""
+    repository = open_request(request).repository
+    names = (name for name in repository.get_group_options("model") if name != ALL)
+    return {name: _family(repository.load_config(f"model/{name}")) for name in names}
+
+
+def _family(preset: ConfigResult | None) -> str | None:
+    defaults = preset.defaults_list if preset is not None else None
+    paths = (str(getattr(each, "path", "")) for each in defaults or [])
+    return next((p.removeprefix("/family/") for p in paths if p.startswith("/family/")), None)
 
 
 def load_cli_config(request: Request) -> CliConfig:

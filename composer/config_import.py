@@ -6,7 +6,6 @@ The family comes from ``hf_family``, or from the tables in the group ``import``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -104,7 +103,7 @@ def _with_family(
     family: str, source: HfConfig, composition: Composition, problems: Problems
 ) -> StackConfig | None:
     """The family alone over the file; None where it is wrong whatever the file says."""
-    alone = replace(composition, config_name=f"family/{family}", overrides=())
+    alone = composition.fresh(config_name=f"family/{family}", overrides=())
     data = to_plain(alone.merge(), problems).get("family")
     if not isinstance(data, Mapping):
         return None

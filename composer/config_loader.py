@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra._internal.defaults_list import create_defaults_list
 from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import InputDefault, ResultDefault
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
@@ -29,7 +30,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from composer.errors import ConfigError, Problem
 from composer.hf_import import PRESET, HfConfig
-from composer.schema_store import SCHEMAS
+from composer.schema_store import ALL, ALL_MODELS, SCHEMAS
 
 CONF = "pkg://composer.conf"
 ROOT = "config"
@@ -47,6 +48,7 @@ def _store(preset: Mapping[str, Any] | None = None) -> ConfigStore:
     store.repo = {}
     for name in SCHEMAS:
         store.store(name=name, node={})
+    store.store(group="model", name=ALL, node=ALL_MODELS, package="_global_")
     if preset is not None:
         store.store(group="model", name=PRESET, node=preset, package="_global_")
     return store
@@ -91,12 +93,26 @@ class Request:
         return cls((*chosen, *overrides), config_name, addresses)
 
 
+class _Copies(CachingConfigRepository):
+    """Gives out copies of what another repository has read: merging changes what it merges."""
+
+    def __init__(self, read: CachingConfigRepository) -> None:
+        self.delegate = read
+        self.cache = {}
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        if config_path not in self.cache:
+            self.cache[config_path] = copy.deepcopy(self.delegate.load_config(config_path))
+        return self.cache[config_path]
+
+
 @dataclass(frozen=True)
 class Composition:
     """The files that a request stands for, and its overrides, before anything is merged.
 
     Attributes:
         source: The config.json that stands in for a model preset, if one does.
+        family: The family that reads it.
     """
 
     loader: ConfigLoaderImpl
@@ -104,13 +120,16 @@ class Composition:
     overrides: tuple[Override, ...]
     config_name: str
     source: HfConfig | None = None
+    family: str | None = None
 
     @classmethod
-    def of(cls, request: Request, source: HfConfig | None = None, family: str = "") -> Composition:
+    def of(
+        cls, request: Request, source: HfConfig | None = None, family: str | None = None
+    ) -> Composition:
         """Parse a request's overrides and read its root file.
 
         Args:
-            source: Chosen as the model, with pools of ``family``.
+            source: Chosen as the model, with the pools of ``family``.
         """
         overrides = list(request.overrides)
         if source is not None:
@@ -120,7 +139,7 @@ class Composition:
         loader = ConfigLoaderImpl(_search_path(request.extra_dirs))
         schemas: Any = loader.repository.get_schema_source()
         # Hydra 1.3 copies all of it, and 1.4 looks at the global one
-        schemas.store = _STORE if source is None else _store(source.preset(family))
+        schemas.store = _store(source.preset(family)) if source and family else _STORE
         parsed, repository = loader._parse_overrides_and_create_caching_repo(
             request.config_name, overrides
         )
@@ -133,7 +152,17 @@ class Composition:
             assert schema is not None  # it is in either store
             schema.config = copy.deepcopy(defaults)
         ours = tuple(each for each in parsed if not each.is_hydra_override())
-        return cls(loader, repository, ours, request.config_name, source)
+        return cls(loader, repository, ours, request.config_name, source, family)
+
+    def choosing(self, group: str, name: str) -> Composition:
+        """The same with another choice of a group."""
+        others = tuple(each for each in self.overrides if each.key_or_group != group)
+        chosen = OverridesParser.create().parse_override(f"{group}={name}")
+        return self.fresh(overrides=(*others, chosen))
+
+    def fresh(self, **changes: Any) -> Composition:
+        """The same with other attributes; files that both use are read once."""
+        return replace(self, repository=_Copies(self.repository), **changes)
 
     def setting(self, key: str) -> Any:
         """Value of a root setting by override or root file, before composition; None: unset."""

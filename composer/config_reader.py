@@ -22,6 +22,7 @@ from composer.config_origins import Origins
 from composer.config_overlay import typed_config
 from composer.config_plain import Plain, refuse_resolvers, to_plain
 from composer.errors import ConfigError, Problem, Problems, did_you_mean
+from composer.hf_import import FAMILY
 from composer.schema import CliConfig
 from composer.typed import field_types, without_none
 
@@ -40,6 +41,15 @@ def read(request: Request) -> Plain:
         raise
     except Exception as cause:  # an override that does not parse: Hydra raises nearly anything
         raise ConfigError([_problem(cause)]) from cause
+    return read_composition(composition)
+
+
+def read_composition(composition: Composition) -> Plain:
+    """The same of a request that is open.
+
+    Raises:
+        ConfigError: Every mistake that was found, with its origin.
+    """
     problems, data = Problems(), {}
     _check_choices(composition, problems)
     if not problems.found:
@@ -80,6 +90,8 @@ def _read_values(composition: Composition, problems: Problems) -> Plain:
     if len(problems.found) > num_before:
         return {}
     data = to_plain(config, problems)
+    if composition.family is not None:
+        data[FAMILY] = composition.family
     if data:  # else interpolations have to be mended first
         typed_config(CliConfig, data, problems)
     return data

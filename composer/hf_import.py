@@ -12,7 +12,7 @@ from composer.config_plain import Plain
 from composer.errors import ConfigError, Problem
 
 SETTING, FAMILY = "hf_config", "hf_family"
-PRESET = "imported"  # the name under which the preset stands in the group `model` meanwhile
+PRESET = "_hf_config_"  # the name under which the preset stands in the group `model` meanwhile
 _FIX = "Name a model's config.json, or the folder that holds it"
 
 

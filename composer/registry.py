@@ -119,5 +119,8 @@ BACKENDS: Registry[Any] = Registry(
 JOBS: Registry[Any] = Registry(  # modules, with Params and run(config, params)
     "job",
     "kvpool.jobs",
-    {name: f"composer.jobs.{name}:" for name in ("plan", "replay", "bench")},
+    {
+        **{name: f"composer.jobs.{name}:" for name in ("plan", "replay", "bench")},
+        "import": "composer.jobs.import_:",
+    },
 )

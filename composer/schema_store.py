@@ -6,6 +6,8 @@ from hydra.core.config_store import ConfigStore
 
 from composer.schema import CliConfig, StackConfig
 
+ALL = "all"
+ALL_MODELS = {"model": {"name": ALL}, "num_layers": 0}  # model=all: a job takes each in turn
 SCHEMAS = {"kvpool_schema": StackConfig, "kvpool_cli_schema": CliConfig}
 
 

@@ -13,6 +13,7 @@ from composer.config_overlay import layout_presets
 from composer.errors import ConfigError
 from composer.jobs import JobResult
 from composer.jobs.origins import leaf_origins
+from composer.jobs.plan_all import is_all, run_all
 from composer.jobs.plan_report import show
 from composer.plan import SpacePlan, StackPlan, arena_bytes, make_plan
 from composer.resolve import resolve
@@ -33,6 +34,8 @@ def run(config: CliConfig, params: Params) -> JobResult:
         ConfigError: What ``compose`` would find wrong with it.
     """
     del params
+    if is_all(config):
+        return run_all()
     plan = make_plan(config, resolve(config))
     data = describe(config, plan)
     show(data)
