@@ -16,7 +16,8 @@ from composer.keys import ObjectKey, build_key
 from composer.lease import Lease
 from composer.lookup import Match
 from composer.schema import StackConfig
-from composer.stack import Stack, plan_stack
+from composer.stack import Stack
+from composer.stack_plan import plan_stack
 from tests.faults import Inline
 from tests.model_configs import composed
 

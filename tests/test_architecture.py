@@ -105,7 +105,7 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
         ),
         (*HYDRA, *CONFIG_SIDE, "composer.backends"),
     ),
-    Layer(("composer.stack",)),
+    Layer(("composer.stack_plan", "composer.stack")),
     Layer(("composer.engines", "composer.jobs")),
     Layer(("composer.__main__",)),
     Layer(("composer",)),  # the facade: the library itself never imports through it

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from composer.errors import ConfigError
-from composer.stack import compose, plan_stack
+from composer.stack import compose
+from composer.stack_plan import plan_stack
 
 SMALL = ["layers_per_pool=2", "page_size=16", "host.memory=16MiB", "device.memory=16MiB"]
 

@@ -14,7 +14,7 @@ from composer.keys import ObjectKey, build_key, build_keys, namespace_digest, ob
 from composer.schema import LayoutConfig
 from composer.spec import ModelSpec
 from composer.split import unit_ranges
-from composer.stack import plan_stack
+from composer.stack_plan import plan_stack
 from tests.model_configs import ranks, stack_config
 from tests.pools import LAYOUTS, buffer, follows, model, pool, with_axes
 

@@ -211,7 +211,7 @@ class TestTenants:
 
 class TestIdentity:
     @pytest.mark.parametrize("field", ["revision", "quantization"])
-    def test_invariant_8_b1_other_weights_are_a_miss_and_the_old_ones_a_hit_again(self, backend, field):
+    def test_invariant_8_b1_other_weights_miss_and_the_old_ones_hit_again(self, backend, field):
         tokens, found = prompt(*range(4)), []
         for value in ("r1", "r2", "r1"):
             inner = backend.inner

@@ -22,7 +22,7 @@ from composer.schema import (
     RankConfig,
     StackConfig,
 )
-from composer.stack import plan_stack
+from composer.stack_plan import plan_stack
 from tests.model_configs import PRESETS, stack_config
 from tests.pools import LAYOUTS, buffer, follows, model, pool, state
 

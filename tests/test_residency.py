@@ -10,7 +10,7 @@ from composer.errors import InvariantError
 from composer.free_list import FreeList
 from composer.pins import Pins
 from composer.residency import Checkpoint, PageEntry, Residency, Resident
-from composer.stack import plan_stack
+from composer.stack_plan import plan_stack
 from tests.engine import config
 
 ROOT = b"root"
