@@ -104,12 +104,14 @@ class ArenaObjects:
         differ = (rows.view("<u8") ^ expected.view("<u8")) & _IDENTITY_BITS
         same = ~differ.any(axis=1)
         ok = sized & same
-        refused = {
-            "missing": int(np.count_nonzero(num_bytes == MISSING)),
-            "failed": int(np.count_nonzero(num_bytes < MISSING)),
-            "wrong_size": int(np.count_nonzero((num_bytes >= 0) & ~sized)),
-            "wrong_identity": int(np.count_nonzero(sized & ~same)),
-        }
+        refused: dict[str, int] = {}
+        if not ok.all():
+            refused = {
+                "missing": int(np.count_nonzero(num_bytes == MISSING)),
+                "failed": int(np.count_nonzero(num_bytes < MISSING)),
+                "wrong_size": int(np.count_nonzero((num_bytes >= 0) & ~sized)),
+                "wrong_identity": int(np.count_nonzero(sized & ~same)),
+            }
         if self._checksum:
             flagged = (trailers["flags"] & HAS_CHECKSUM) != 0
             refused["no_checksum"] = int(np.count_nonzero(ok & ~flagged))

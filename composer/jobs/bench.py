@@ -37,7 +37,8 @@ class Params:
         python_pages: Pages of the rows that move no bytes.
         prompt_tokens: Length of the prompt that is matched.
         storage_batch: What one call to the store moves.
-        threads: Threads of torch's copies; None: as many as it takes by itself.
+        threads: Threads of torch's copies: with more than one, a busy machine shows how long the
+            others are waited for. None: as many as torch takes by itself.
     """
 
     rows: list[str] | None = None
@@ -45,8 +46,8 @@ class Params:
     pages: int = 32
     python_pages: int = 4096
     prompt_tokens: int = 131_072
-    storage_batch: str = "32MiB"
-    threads: int | None = None
+    storage_batch: str = "128MiB"
+    threads: int | None = 1
 
 
 @dataclass(frozen=True)

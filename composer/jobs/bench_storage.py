@@ -22,7 +22,6 @@ from composer.storage import PageObjects
 from composer.transfer import PoolTransfer
 
 LIBRARY = "mooncake"
-BATCH_BYTES = 32 * 2**20
 _TARGETS = {Verify.identity: 0.95, Verify.checksum: 0.6}
 _SMALL, _SMALL_TARGET = 2**20, 0.8  # of identity, for objects below 1 MiB
 _POOL = "probe"
@@ -37,7 +36,7 @@ def skip_reason() -> str | None:
 
 def storage(config: StackConfig, batch_bytes: int) -> Cases:
     """Objects of three sizes written and read, with both ways to verify."""
-    settings = {"segment": f"{max(8 * batch_bytes, 256 * 2**20)}", "segment_in": "self"}
+    settings = {"segment": f"{max(4 * batch_bytes, 256 * 2**20)}", "segment_in": "self"}
     with (
         closing(BACKENDS.build(LIBRARY, settings)) as backend,
         ThreadPoolExecutor(1) as executor,
