@@ -54,17 +54,20 @@ class ReadCheck:
 
 
 class ArenaObjects:
-    """Turns slots of one arena into storage objects and back."""
+    """Turns slots of one arena into storage objects and back.
+
+    Attributes:
+        object_bytes: Bytes of one object.
+        prefix: Scope -> key text before the page hash, and a trailer that lacks the page's own
+            part; remembered for the scopes in use.
+    """
 
     def __init__(self, arena: HostArena, *, checksum: bool, poison: bool = False) -> None:
         self.arena, self._checksum, self._poison = arena, checksum, poison
         self._bytes = arena.memory.numpy().data
         self._start = arena.memory.data_ptr()
+        self.object_bytes = arena.spec.object_bytes
         self.prefix = lru_cache(maxsize=4096)(self._prefix)
-
-    @property
-    def object_bytes(self) -> int:
-        return self.arena.spec.object_bytes
 
     def keys(self, scope: str, page_hashes: Sequence[bytes]) -> list[str]:
         """The storage keys of pages in one scope."""
@@ -152,19 +155,20 @@ class ArenaObjects:
         return PageObjects(self.keys(scope, page_hashes), parts.addresses(slots), parts.num_bytes)
 
     def _expected(self, scope: str, page_hashes: Sequence[bytes]) -> npt.NDArray[np.void]:
-        rows = np.zeros(len(page_hashes), dtype=TRAILER)
-        rows["magic"] = np.void(MAGIC)
-        rows["version"] = TRAILER_VERSION
-        rows["identity"] = np.void(self.prefix(scope)[1])
+        rows = np.empty(len(page_hashes), dtype=TRAILER)
+        rows[:] = self.prefix(scope)[1]
         rows["page_hash"] = np.frombuffer(b"".join(page_hashes), dtype="V32")
-        rows["payload_bytes"] = self.arena.spec.payload_bytes
         return rows
 
-    def _prefix(self, scope: str) -> tuple[str, bytes]:
-        """Key text before the page hash, and the trailer's identity."""
+    def _prefix(self, scope: str) -> tuple[str, npt.NDArray[np.void]]:
         spec = self.arena.spec
         prefix = ObjectKey(spec.namespace, scope, spec.name, spec.shard, b"").prefix
-        return prefix, hashlib.sha256(prefix.encode("utf-8")).digest()[:8]
+        trailer = np.zeros(1, dtype=TRAILER)
+        trailer["magic"] = np.void(MAGIC)
+        trailer["version"] = TRAILER_VERSION
+        trailer["identity"] = np.void(hashlib.sha256(prefix.encode("utf-8")).digest()[:8])
+        trailer["payload_bytes"] = spec.payload_bytes
+        return prefix, trailer
 
 
 def _as_bytes(rows: npt.NDArray[np.void]) -> npt.NDArray[np.uint8]:
