@@ -58,7 +58,7 @@ class Backup:
             if taken is None:
                 self._release()
                 return False
-            self._taken = taken
+            self._take(taken)
             known = (tiers.device.pages, tiers.host.pages)
             lost = [p for p in self._batch.pages if not any(p.page_hash in one for one in known)]
         if lost:  # evicted from the device while they waited for room
@@ -99,8 +99,7 @@ class Backup:
             ]
 
     def _adopt(self) -> None:
-        host, device, taken = self._tiers.host, self._tiers.device, self._taken
-        self._taken = {}
+        host, device, taken = self._tiers.host, self._tiers.device, self._take({})
         fresh = {
             space: {
                 page_hash: Resident(slot, flag)
@@ -131,9 +130,14 @@ class Backup:
         for space, hashes in self._hashes.items():
             self._ledger.expect(((space, h) for h in hashes), self._batch.scope)
 
+    def _take(self, slots: Reservation) -> Reservation:
+        """Keep these host slots, and return those before."""
+        before, self._taken = self._taken, slots
+        self._ledger.num_coming += sum(map(len, slots.values())) - sum(map(len, before.values()))
+        return before
+
     def _release(self) -> None:
-        self._tiers.host.give_back(self._taken)
-        self._taken = {}
+        self._tiers.host.give_back(self._take({}))
         self._device.release()
         self._host.release()
 

@@ -18,6 +18,7 @@ from typing import TypeVar
 import numpy as np
 
 from composer.boundary import Bools
+from composer.breaker import Breaker
 from composer.counters import Counters
 from composer.device_pools import DevicePoolGroup
 from composer.errors import InvariantError
@@ -55,6 +56,7 @@ class HybridCacheController:
 
     Attributes:
         backend: None while detached: every lookup is a miss, every write is refused.
+        breaker: Decides when a backend that fails is asked again.
         written, read: Bytes and seconds of storage transfers.
     """
 
@@ -71,7 +73,7 @@ class HybridCacheController:
         self.device, self.host = device, host
         self.backend: StorageBackend | None = None
         self.transfer = Transfer(device, host, poison=poison)
-        self.counters = Counters()
+        self.counters, self.breaker = Counters(), Breaker()
         self.written, self.read = Moved(), Moved()
         self._executor = executor
         self._objects: dict[str, list[ArenaObjects]] = {name: [] for name in host.spaces}
@@ -85,6 +87,7 @@ class HybridCacheController:
     def attach(self, backend: StorageBackend) -> None:
         """Use a backend from now on, every buffer registered with it once."""
         backend.register(self.host.regions)
+        self.breaker.succeeded()
         self.backend = backend
 
     def detach(self) -> StorageBackend | None:
@@ -113,12 +116,10 @@ class HybridCacheController:
             [objects for objects in self._objects[one.pool] if objects.arena.spec.required]
             for one in transfers
         ]
-        keys = [
-            key
-            for one, arenas in zip(transfers, required, strict=True)
-            for objects in arenas
-            for key in objects.keys(one.scope, one.page_hashes)
-        ]
+        keys: list[str] = []
+        for one, arenas in zip(transfers, required, strict=True):
+            for objects in arenas:
+                keys += objects.keys(one.scope, one.page_hashes)
         found = self._ask(keys)
         results, start = [], 0
         for one, arenas in zip(transfers, required, strict=True):
@@ -164,6 +165,7 @@ class HybridCacheController:
                     ok[missed] = False
                 else:
                     degraded[missed] = True
+                    _wipe(objects, [one.host_ids[page] for page in missed.tolist()])
             results.append(PoolTransferResult(one.pool, ok, degraded & ok))
         return results
 
@@ -263,14 +265,28 @@ class HybridCacheController:
 
     def _call(self, name: str, call: Callable[[], T]) -> T | None:
         """A backend call; whatever goes wrong in it is counted and logged, and is a miss."""
+        if not self.breaker.allows():
+            self.counters.add(f"backend_spared.{name}")
+            return None
         try:
-            return call()
+            answer = call()
         except InvariantError:
             raise
         except Exception as error:
+            self.breaker.failed()
             self.counters.add(f"backend_failed.{name}")
             log.warning("storage %s failed: %s: %s", name, type(error).__name__, error)
             return None
+        self.breaker.succeeded()
+        return answer
+
+
+def _wipe(objects: ArenaObjects, slots: list[int]) -> None:
+    """Leave nothing of the page that was in a slot before, perhaps another tenant's."""
+    memory, parts = objects.arena.memory, objects.arena.parts
+    for row in (parts.addresses(slots) - memory.data_ptr()).tolist():
+        for start, size in zip(row, parts.num_bytes.tolist(), strict=True):
+            memory[start : start + size] = 0
 
 
 def _none(items: Sized) -> Bools:

@@ -21,17 +21,19 @@ class Ledger:
     Attributes:
         num_written: Slots that became written, ever.
         num_saved: Slots that became saved, ever.
+        num_coming: Slots that are on their way to the host tier.
+        num_lost: Slots that the host tier gave up before storage had them, ever.
     """
 
     def __init__(self, reprove_s: float, clock: Callable[[], float] = monotonic) -> None:
-        self.num_written = self.num_saved = 0
+        self.num_written = self.num_saved = self.num_lost = self.num_coming = 0
         self._reprove_s, self._clock = reprove_s, clock
         self._unwritten: dict[Slot, str] = {}
         self._unproven: dict[Slot, _Written] = {}
 
     @property
     def num_unsaved(self) -> int:
-        return len(self._unwritten) + len(self._unproven)
+        return self.num_coming + len(self._unwritten) + len(self._unproven)
 
     @property
     def unwritten(self) -> dict[Slot, str]:
@@ -80,5 +82,6 @@ class Ledger:
 
     def forget(self, space: str, page_hash: bytes) -> None:
         """The host tier gave a slot up."""
-        self._unwritten.pop((space, page_hash), None)
+        if self._unwritten.pop((space, page_hash), None) is not None:
+            self.num_lost += 1
         self._unproven.pop((space, page_hash), None)

@@ -117,7 +117,11 @@ class PrefixCache:
                 for space, number in tier.num_evicted.items()
             }
             ledger = self.writer.ledger
-            stored = {"slots_written": ledger.num_written, "slots_saved": ledger.num_saved}
+            stored = {
+                "slots_written": ledger.num_written,
+                "slots_saved": ledger.num_saved,
+                "slots_lost": ledger.num_lost,
+            }
         backend = self.controller.backend
         own = {f"backend.{n}": v for n, v in backend.counters().items()} if backend else {}
         return {**self.controller.counters.snapshot(), **evicted, **stored, **own}

@@ -25,7 +25,7 @@ class Published:
     Attributes:
         pages_written: Became written since the last publish.
         pages_saved: Were seen in storage since the last publish.
-        pages_unsaved: Are in the device or host tier and not known to be in storage.
+        pages_unsaved: Are in the host tier or on their way there, and not known to be in storage.
         done: False where ``wait_s`` ran out before the work did.
     """
 

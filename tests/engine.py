@@ -118,12 +118,14 @@ def open_stack(
     schema: str, units=(8, 8), *, backend=None, executor=None, workers=False, **settings
 ) -> Stack:
     """A stack on a memory backend, whose jobs run when they are submitted, or on ``workers``."""
-    return compose(
+    stack = compose(
         config(schema, units, **settings),
         backend=backend or MemoryBackend(),
         executor=None if workers else executor or Inline(),
         poison=True,
     )
+    stack.controller.breaker.pause_s = 0  # tests do not wait
+    return stack
 
 
 @cache

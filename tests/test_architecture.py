@@ -91,6 +91,7 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
     Layer(
         (
             "composer.counters",
+            "composer.breaker",
             "composer.controller",
             "composer.residency",
             "composer.pins",

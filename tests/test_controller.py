@@ -5,11 +5,13 @@ import logging
 import numpy as np
 import pytest
 
+from composer.breaker import Breaker
 from composer.errors import InvariantError
 from composer.keys import parse_key
 from composer.transfer import PoolTransfer
 from tests.engine import PAGE, SCHEMAS, Engine, open_stack, prompt
 from tests.faults import Faulty, broken, dropped, refused
+from tests.test_lookup import forget
 
 PAGES = [bytes([number]) * 32 for number in range(1, 5)]
 
@@ -109,6 +111,57 @@ def test_invariant_7_a_failing_call_is_counted_and_is_a_miss(backend, fault, cap
             assert "storage get failed: OSError: get: no route" in caplog.text
         else:
             assert counted["read_refused.missing"] == 4
+
+
+def test_invariant_7_a_store_that_answers_nothing_is_spared_and_found_again(backend):
+    now = [0.0]
+    with open_stack("kv", backend=backend) as stack:
+        stack.controller.breaker = Breaker(1.0, 4.0, lambda: now[0])
+        backend.fault = broken
+        tried = []
+        for step in range(64):
+            now[0] = step / 4
+            before = backend.calls["exists"]
+            stack.match(prompt(1))
+            tried += [now[0]] * (backend.calls["exists"] - before)
+        assert tried == [0.0, 0.25, 0.5, 1.5, 3.5, 7.5, 11.5, 15.5]  # pauses 1, 2, 4, 4, 4
+        assert stack.counters()["backend_spared.exists"] == 64 - len(tried)
+        backend.fault, now[0] = None, 19.5
+        before = backend.calls["exists"]
+        for _ in range(3):
+            stack.match(prompt(1))
+        assert backend.calls["exists"] == before + 3
+
+
+def test_a_store_attached_anew_is_asked_at_once(backend):
+    with open_stack("kv", backend=backend) as stack:
+        stack.controller.breaker.pause_s = 60.0
+        backend.fault = broken
+        for _ in range(4):
+            stack.match(prompt(1))
+        assert backend.calls["exists"] == 3
+        other = Faulty()
+        stack.attach(other)
+        stack.match(prompt(1))
+        assert other.calls["exists"] == 1
+
+
+def test_invariant_9_a_pool_that_is_missing_shows_nothing_of_the_page_before(backend):
+    """Its slots held another tenant's page, and the reader is told that it is degraded."""
+    with open_stack("kv+draft", units=(1, 1), backend=backend) as stack:
+        engine = Engine(stack)
+        engine.serve(prompt(1, 2), salt="a")
+        drafts = [key for key in backend.keys("") if ":draft/" in key]
+        engine.serve(prompt(8, 9), salt="b")
+        backend.remove([key for key in backend.keys("") if ":draft/" in key and key not in drafts])
+        forget(stack)
+        engine.serve(prompt(1, 2), salt="a")
+        match = stack.match(prompt(8, 9), salt="b")
+        with stack.restore(match) as lease:
+            assert (lease.num_pages, lease.degraded) == (2, ("draft",))
+            for slot in lease.pages["kv"]:
+                found = {pool: cell for pool, cell, _ in engine.cells("kv", slot)}
+                assert not found["draft"].any()
 
 
 def test_invariant_2_a_page_whose_owner_was_refused_is_not_written(backend):

@@ -99,6 +99,7 @@ class TestLedger:
                 engine.serve(prompt(*range(first, first + 6)))
                 slots = sum(plan.num_host_slots for plan in stack.plan.spaces.values())
                 assert stack.cache.writer.ledger.num_unsaved <= slots
+            assert stack.counters()["slots_lost"] > 0
 
 
 class TestFailures:
