@@ -89,14 +89,38 @@ def _distance(family: str, source: HfConfig, composition: Composition) -> tuple[
     config = _with_family(family, source, composition, problems)
     if config is None:
         return (len(problems.found), 0, family, "is not right by itself")
-    with problems.absorbing():
-        resolve(config)
-    lacking = [p.fields for p in problems.found if isinstance(p, Absence)]
-    lacks = dict.fromkeys(field for fields in lacking for field in fields)
-    others = [p.reason for p in problems.found if not isinstance(p, Absence)]
-    words = f"lacks {', '.join(lacks)}" if lacks else "; ".join(others)
     num_has = len(facts(config))
+    lacks = _lacking(config, problems)
+    others = [problem.reason for problem in problems.found]
+    words = f"lacks {', '.join(lacks)}" if lacks else "; ".join(others)
     return (len(lacks) or len(others), -num_has, family, words)
+
+
+def _lacking(config: StackConfig, problems: Problems) -> list[str]:
+    """Fields that the family asks for in vain; anything else that is wrong becomes a problem."""
+    lacks: dict[str, None] = {}
+    while True:
+        found = Problems()
+        with found.absorbing():
+            resolve(config)
+        absent = [each.fields for each in found.found if isinstance(each, Absence)]
+        new = dict.fromkeys(" or ".join(fields) for fields in absent)
+        if new.keys() <= lacks.keys():
+            others = (each for each in found.found if not isinstance(each, Absence))
+            problems.found.extend(() if lacks else others)
+            return list(lacks)
+        lacks |= new
+        # an expression names only the first field that it lacks: see what else there is
+        for name in (name for fields in absent for name in fields):
+            config.config = _with(name.split("."), config.config)
+
+
+def _with(path: list[str], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """``fields`` with a number at ``path``."""
+    first, *rest = path
+    inner = fields.get(first)
+    below = _with(rest, inner if isinstance(inner, Mapping) else {}) if rest else 1
+    return {**fields, first: below}
 
 
 def _with_family(
