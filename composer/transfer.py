@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -129,22 +130,36 @@ class Transfer:
 
 
 class _Pair:
-    """One pool's buffers in both tiers, as views with equal shapes but for the slot axis."""
+    """One pool's buffers in both tiers, as views with equal shapes but for the slot axis.
+
+    Between two places in host memory numpy copies at the speed of memcpy in the calling thread;
+    torch would wake a second pool of threads from each worker.
+    """
 
     def __init__(self, device: PoolEntry, host: PoolEntry) -> None:
-        self._views: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._views: list[tuple[Any, Any]] = []
+        self._copy: Callable[[Any, Any], object] = _torch_copy
         for name, view in host.buffers.items():
             if device.buffers.get(name) is not None:
                 self._views.extend(_aligned(device.buffers[name], view))
+        if all(tensor.device.type == "cpu" for tensor, _ in self._views):
+            self._views = [(tensor.numpy(), other.numpy()) for tensor, other in self._views]
+            self._copy = np.copyto
 
     def copy(self, runs: Sequence[tuple[int, int, int]], to_host: bool) -> None:
+        copy = self._copy
         for device, host in self._views:
-            source, target = (device, host) if to_host else (host, device)
             for device_slot, host_slot, count in runs:
-                first, other = (device_slot, host_slot) if to_host else (host_slot, device_slot)
-                target[:, other : other + count].copy_(
-                    source[:, first : first + count], non_blocking=True
-                )
+                here = device[:, device_slot : device_slot + count]
+                there = host[:, host_slot : host_slot + count]
+                if to_host:
+                    copy(there, here)
+                else:
+                    copy(here, there)
+
+
+def _torch_copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source, non_blocking=True)
 
 
 def _aligned(device: BufferView, host: BufferView) -> list[tuple[torch.Tensor, torch.Tensor]]:

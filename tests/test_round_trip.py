@@ -85,7 +85,7 @@ def cases() -> Iterator[object]:
         yield pytest.param(preset, layout, backend, marks=marks, id=f"{preset}-{layout}-{backend}")
 
 
-@pytest.mark.parametrize(("preset", "layout", "backend"), cases())
+@pytest.mark.parametrize(("preset", "layout", "backend"), list(cases()))
 def test_a_round_trip_through_all_tiers_is_byte_exact(
     preset: str,
     layout: str,
