@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
@@ -16,8 +17,9 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """Things by name, each imported when it is first asked for.
 
-    A thing has a dataclass ``Params``: what a config may set beside its name. Installed packages
-    add things with entry points, programs with ``register``.
+    A thing has a dataclass ``Params``: what a config may set beside its name. One that wraps
+    another of its kind has the fields ``inner``, that one's name, and ``params``, its settings.
+    Installed packages add things with entry points, programs with ``register``.
     """
 
     def __init__(self, kind: str, group: str, builtin: Mapping[str, str]) -> None:
@@ -47,18 +49,18 @@ class Registry(Generic[T]):
         installed = (point.name for point in self._entry_points())
         return sorted({*self._builtin, *self._things, *installed})
 
-    def get(self, name: str) -> Any:
-        """The thing of that name.
+    def get(self, name: str, key: str = "name") -> Any:
+        """The thing of that name, which a config gave as ``key`` of the section.
 
         Raises:
             ConfigError: There is none, or it cannot be imported.
         """
         if name not in self._things:
             try:
-                self._things[name] = self._load(name)
+                self._things[name] = self._load(name, key)
             except ImportError as error:
                 reason = f"{self.kind} '{name}' cannot be imported: {error}"
-                raise ConfigError.of(f"{self.kind}.name", reason) from error
+                raise ConfigError.of(f"{self.kind}.{key}", reason) from error
         return self._things[name]
 
     def params(self, section: Mapping[str, Any]) -> Any:
@@ -67,11 +69,34 @@ class Registry(Generic[T]):
         Raises:
             ConfigError: Unknown name; unknown, missing or wrongly typed params: all of them.
         """
+        return self.arguments(section)[0]
+
+    def arguments(self, section: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What the thing of a section is made of.
+
+        Returns:
+            Its ``Params`` and, where it wraps another, a ``partial`` that makes that one.
+
+        Raises:
+            ConfigError: As ``params``; also of what is wrapped.
+        """
         settings = {key: value for key, value in section.items() if key != "name"}
         problems = Problems()
-        params = build(self.get(self.name_of(section)).Params, settings, problems, self.kind)
+        arguments = self._arguments(self.get(self.name_of(section)), settings, problems, "")
         problems.raise_if_any()
-        return params
+        return arguments
+
+    def _arguments(
+        self, thing: Any, settings: Mapping[str, Any], problems: Problems, path: str
+    ) -> tuple[Any, ...]:
+        """Arguments of a thing; ``path``: of its settings within the section, with a dot."""
+        params = build(thing.Params, settings, problems, f"{self.kind}.{path}".rstrip("."))
+        if params is not None and hasattr(params, "inner"):
+            with problems.absorbing():
+                inner = self.get(params.inner, f"{path}inner")
+                nested = self._arguments(inner, params.params, problems, f"{path}params.")
+                return params, partial(inner, *nested)
+        return (params,)
 
     def build(self, name: str, params: Mapping[str, Any]) -> T:
         """A new instance, of its ``Params``.
@@ -79,8 +104,8 @@ class Registry(Generic[T]):
         Raises:
             ConfigError: As ``params``.
         """
-        thing: Callable[[Any], T] = self.get(name)
-        return thing(self.params({**params, "name": name}))
+        thing: Callable[..., T] = self.get(name)
+        return thing(*self.arguments({**params, "name": name}))
 
     def name_of(self, section: Mapping[str, Any]) -> str:
         """The name that a section chooses.
@@ -94,14 +119,14 @@ class Registry(Generic[T]):
             raise ConfigError.of(f"{self.kind}.name", "has no value, and needs one", fix)
         return name
 
-    def _load(self, name: str) -> Any:
+    def _load(self, name: str, key: str) -> Any:
         if name in self._builtin:
             return pkgutil.resolve_name(self._builtin[name])
         for point in self._entry_points():
             if point.name == name:
                 return point.load()
-        key, reason = f"{self.kind}.name", f"there is no {self.kind} '{name}'"
-        raise ConfigError.of(key, reason, did_you_mean(name, self.names()))
+        reason = f"there is no {self.kind} '{name}'"
+        raise ConfigError.of(f"{self.kind}.{key}", reason, did_you_mean(name, self.names()))
 
     def _entry_points(self) -> Iterable[EntryPoint]:
         return entry_points(group=self._group)
@@ -112,6 +137,7 @@ BACKENDS: Registry[Any] = Registry(
     "kvpool.backends",
     {
         "memory": "composer.backends.memory:MemoryBackend",
+        "faulty": "composer.backends.faulty:FaultyBackend",
         "file": "composer.backends.file:FileBackend",
         "mooncake": "composer.backends.mooncake:MooncakeBackend",
     },

@@ -92,7 +92,7 @@ def test_a_thing_that_cannot_be_imported_says_what_is_missing():
         broken.get("gone")
 
 
-@pytest.mark.parametrize("name", ["memory", "file", "mooncake"])
+@pytest.mark.parametrize("name", ["memory", "file", "mooncake", "faulty"])
 def test_the_yaml_of_a_backend_names_each_of_its_params_with_its_default(name):
     section = to_cli_config(load_config(overrides=[f"backend={name}"])).backend
     params = BACKENDS.params(section)

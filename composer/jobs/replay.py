@@ -126,7 +126,7 @@ def _shared_store(config: CliConfig) -> Iterator[Mapping[str, Any]]:
             f"backend '{name}' dies with its process, and a restart needs one that does not",
             "Use backend=mooncake or backend=file",
         )
-    with share(BACKENDS.params(config.backend)) as settings:
+    with share(*BACKENDS.arguments(config.backend)) as settings:
         yield {"name": name, **settings}
 
 
