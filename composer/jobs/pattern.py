@@ -24,6 +24,8 @@ class PagePattern:
     def __init__(self, device: DevicePoolGroup) -> None:
         self._pools: dict[str, list[_BufferPattern]] = {name: [] for name in device.spaces}
         for entry in device.entries.values():
+            if not entry.spec.prefix_cacheable:
+                continue  # scratch: no tier keeps it, and nobody may expect what it holds
             for name, view in entry.buffers.items():
                 pattern = _BufferPattern(entry, name, view)
                 self._pools[entry.spec.index_space].append(pattern)
