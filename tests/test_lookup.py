@@ -149,6 +149,8 @@ class TestCost:
         engine.serve(prompt(*range(4)))
         backend.calls.clear()
         stack.match(prompt(*range(4)))
+        stack.cache.tiers.device.clear(None)
+        stack.match(prompt(*range(4)))
         assert backend.calls == {}
         backend.keys_asked.clear()
         stack.match(prompt(*range(6)))

@@ -199,6 +199,27 @@ class TestRoom:
         held.release()
         check_accounts(stack)
 
+    @pytest.mark.parametrize("schema", ["state", "kv+state", "kv+window"])
+    def test_what_was_restored_stays_in_the_device_after_its_lease(self, backend, schema):
+        stack, engine = served(schema, 4, backend)
+        tokens = prompt(*range(4))
+        restored(stack, engine, tokens)
+        stack.cache.tiers.host.clear(None)
+        backend.fault = dropped
+        lease = restored(stack, engine, tokens)
+        assert (lease.num_pages, lease.hit_tokens["device"]) == (4, 4 * PAGE)
+
+    @pytest.mark.parametrize("schema", ["state", "kv+state"])
+    def test_what_was_read_stays_in_the_host_when_the_device_has_no_room(self, backend, schema):
+        stack, engine = served(schema, 4, backend)
+        tokens = prompt(*range(4))
+        held = stack.allocate(0, stack.plan.spaces["state"].num_device_slots)
+        assert restored(stack, engine, tokens).num_pages == 0
+        held.release()
+        backend.fault = dropped
+        lease = restored(stack, engine, tokens)
+        assert (lease.num_pages, lease.hit_tokens["host"]) == (4, 4 * PAGE)
+
     def test_a_lease_keeps_its_prefix_through_any_pressure(self, backend):
         stack = open_stack("kv+window+state", units=(4, 4), backend=backend)
         engine = Engine(stack)

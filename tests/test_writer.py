@@ -194,6 +194,27 @@ class TestRoom:
             stack.publish(0.1)
             check_accounts(stack)
 
+    def test_a_window_that_is_partly_in_the_host_is_kept_whole(self, backend):
+        """Room for its last page is made without giving up the pages that it shares."""
+        with open_stack("kv+window", backend=backend) as stack:
+            engine, host = Engine(stack), stack.cache.tiers.host
+            engine.serve(prompt(0, 1, 2), states_at=[3 * PAGE])
+            assert host.take({"swa": host.num_free("swa")})
+            engine.serve(prompt(0, 1, 2, 3), states_at=[4 * PAGE])
+            stack.detach()
+            stack.cache.tiers.device.clear(None)
+            assert engine.serve(prompt(0, 1, 2, 3)).num_pages == 4
+
+    def test_clearing_waits_for_what_is_on_its_way(self, backend):
+        backend.fault, backend.where = delayed(0.05), ("put",)
+        with open_stack("kv+state", backend=backend, workers=True) as stack:
+            Engine(stack).serve(prompt(1, 2, 3))
+            stack.clear()
+            assert stack.match(prompt(1, 2, 3)).num_pages == 0
+            assert backend.keys() == []
+            stack.publish()
+            check_accounts(stack)
+
     def test_what_was_evicted_while_it_waited_is_counted(self, backend):
         executor = Stepped()
         with open_stack("kv", units=(4, 2), backend=backend, executor=executor) as stack:
