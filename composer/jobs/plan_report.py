@@ -11,15 +11,15 @@ from composer.units import format_bytes
 Data = Mapping[str, Any]
 
 _POOL_COLUMNS = (
-    "pool", ">layers", "which", "rule", "buffers of one row", "unit", "index space", "hit policy",
-    "shard", "kept for a hit", ">bytes/token", ">bytes/page or state",
+    "pool", ">layers", "buffers of one row", "unit", "index space", "hit policy", "shard", "kept",
+    ">bytes/token", ">bytes/slot",
 )  # fmt: skip
 _SPACE_COLUMNS = (
-    "index space", "slots are", ">host slots", ">host tokens", ">device slots", ">device tokens",
-    ">host slot bytes", ">of it padding, trailer", ">device slot bytes", ">host bytes", ">share",
+    "index space", "slots are", ">host slots", ">tokens", ">device slots", ">tokens",
+    ">slot bytes", ">overhead", ">host bytes", ">share",
 )  # fmt: skip
 _ARENA_COLUMNS = (
-    "object", "pools", "shard", "namespace", ">payload bytes", ">object bytes", ">runs/page",
+    "object", "pools", "shard", ">payload bytes", ">object bytes", ">runs/page",
     ">objects/1M tokens", ">bytes/1M tokens",
 )  # fmt: skip
 
@@ -29,8 +29,15 @@ def show(data: Data) -> None:
     console = make_console()
     console.print(_title(data), soft_wrap=True)
     console.print(make_table("Pools", _POOL_COLUMNS, list(_pools(data))))
+    for name, pool in data["pools"].items():
+        which = f"{compact(pool['layers'])} ({pool['layer_rule']})"
+        console.print(f"layers of {name}: {which}", soft_wrap=True)
+    console.print()
     console.print(make_table("Index spaces", _SPACE_COLUMNS, list(_spaces(data))))
     console.print(make_table("Storage objects", _ARENA_COLUMNS, list(_arenas(data))))
+    for name, arena in data["arenas"].items():
+        console.print(f"namespace of {name}: {arena['namespace']}", soft_wrap=True)
+    console.print()
     console.print(make_table("Memory", ("budget", ">bytes", "", "note"), list(_budgets(data))))
 
 
@@ -51,8 +58,6 @@ def _pools(data: Data) -> Iterator[tuple[object, ...]]:
         yield (
             name,
             len(pool["layers"]),
-            compact(pool["layers"]),
-            pool["layer_rule"],
             _buffers(pool) or "none: ids only",
             _unit(pool),
             pool["index_space"] if source is None else f"{pool['index_space']} (ids of {source})",
@@ -79,7 +84,7 @@ def _unit(pool: Data) -> str:
 
 def _kept(pool: Data) -> str:
     if not pool["enabled"]:
-        return "off (draft=true turns it on)"
+        return "off: draft=false"
     if not pool["prefix_cacheable"]:
         return "never: scratch"
     return "required" if pool["required"] else "optional"
@@ -103,7 +108,6 @@ def _spaces(data: Data) -> Iterator[tuple[object, ...]]:
             space["device_tokens"],
             space["host_slot_bytes"],
             space["overhead_bytes"],
-            space["device_slot_bytes"],
             format_bytes(space["host_bytes"]),
             f"{space['host_share']:.1%}",
         )
@@ -123,7 +127,6 @@ def _arenas(data: Data) -> Iterator[tuple[object, ...]]:
             name if arena["required"] else f"{name} (optional)",
             ", ".join(arena["pools"]),
             arena["shard"],
-            arena["namespace"],
             arena["payload_bytes"],
             arena["object_bytes"],
             arena["runs_per_page"],
@@ -131,7 +134,7 @@ def _arenas(data: Data) -> Iterator[tuple[object, ...]]:
             format_bytes(arena["bytes_per_million_tokens"]),
         )
     objects, num_bytes = data["objects_per_million_tokens"], data["bytes_per_million_tokens"]
-    yield ("all", *[""] * 6, objects, format_bytes(num_bytes))
+    yield ("all", *[""] * 5, objects, format_bytes(num_bytes))
 
 
 def _budgets(data: Data) -> Iterator[tuple[object, ...]]:

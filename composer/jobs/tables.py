@@ -29,10 +29,12 @@ def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[objec
     """
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     for name in columns:
+        is_number = name.startswith(">")
         table.add_column(
             Text(name.removeprefix(">")),
-            justify="right" if name.startswith(">") else "left",
+            justify="right" if is_number else "left",
             overflow="fold",
+            no_wrap=is_number,  # a number in two pieces is none
         )
     for row in rows:
         table.add_row(*(Text(_text(cell)) for cell in row))
