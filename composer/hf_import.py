@@ -79,7 +79,7 @@ class HfConfig:
         """The model preset that this file stands for."""
         return {
             "defaults": [f"/family/{family}@_here_", "_self_"],
-            "model": {"name": self.name, "source": f"config.json: {self.path}"},
+            "model": {"name": self.name, "source": f"config.json at {self.path}"},
             "config": _without_references(self.data),
         }
 

@@ -70,7 +70,7 @@ def test_a_preset_says_where_it_comes_from(tmp_path):
     digest = hashlib.sha256((FILES / "qwen3_8b.json").read_bytes()).hexdigest()
     assert yaml.safe_load(text)["model"] == {
         "name": "qwen3_8b",
-        "source": f"config.json: {FILES / 'qwen3_8b.json'}, SHA-256 {digest}",
+        "source": f"config.json at {FILES / 'qwen3_8b.json'}, SHA-256 {digest}",
     }
 
 

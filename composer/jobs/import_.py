@@ -81,7 +81,7 @@ def _preset(config: CliConfig) -> dict[str, Any]:
         "defaults": [f"/family/{config.hf_family}@_here_", "_self_"],
         "model": {
             "name": config.model.name,
-            "source": f"config.json: {source.path}, SHA-256 {digest}",
+            "source": f"config.json at {source.path}, SHA-256 {digest}",
         },
         "config": facts(config),
     }
