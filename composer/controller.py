@@ -7,29 +7,25 @@ the controller was given, so that tests can take one step at a time.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence, Sized
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
-from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from composer.boundary import Bools
-from composer.breaker import Breaker
 from composer.counters import Counters
 from composer.device_pools import DevicePoolGroup
-from composer.errors import InvariantError
 from composer.group import HostPoolGroup
+from composer.guard import Guard
 from composer.layout import Ints
 from composer.objects import ArenaObjects
 from composer.schema import Verify
-from composer.storage import PageObjects, StorageBackend
+from composer.storage import StorageBackend
 from composer.transfer import Moved, PoolTransfer, Transfer
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -56,7 +52,7 @@ class HybridCacheController:
 
     Attributes:
         backend: None while detached: every lookup is a miss, every write is refused.
-        breaker: Decides when a backend that fails is asked again.
+        guard: Makes every call of the backend.
         written, read: Bytes and seconds of storage transfers.
     """
 
@@ -73,7 +69,8 @@ class HybridCacheController:
         self.device, self.host = device, host
         self.backend: StorageBackend | None = None
         self.transfer = Transfer(device, host, poison=poison)
-        self.counters, self.breaker = Counters(), Breaker()
+        self.counters = Counters()
+        self.guard = Guard(self.counters)
         self.written, self.read = Moved(), Moved()
         self._executor = executor
         self._objects: dict[str, list[ArenaObjects]] = {name: [] for name in host.spaces}
@@ -87,7 +84,7 @@ class HybridCacheController:
     def attach(self, backend: StorageBackend) -> None:
         """Use a backend from now on, every buffer registered with it once."""
         backend.register(self.host.regions)
-        self.breaker.succeeded()
+        self.guard.renew()
         self.backend = backend
 
     def detach(self) -> StorageBackend | None:
@@ -164,6 +161,10 @@ class HybridCacheController:
                 if objects.arena.spec.required:
                     ok[missed] = False
                 else:
+                    held = self.host.spaces[one.pool].is_held
+                    late = np.array([held(one.host_ids[p]) for p in missed.tolist()], np.bool_)
+                    ok[missed[late]] = False  # what still arrives there must not be seen
+                    missed = missed[~late]
                     degraded[missed] = True
                     _wipe(objects, [one.host_ids[page] for page in missed.tolist()])
             results.append(PoolTransferResult(one.pool, ok, degraded & ok))
@@ -175,7 +176,7 @@ class HybridCacheController:
         if backend is None:
             return 0
         namespaces = {one.spec.namespace for one in self.host.arenas.values()}
-        listed = [self._call("keys", partial(backend.keys, f"{name}/")) for name in namespaces]
+        listed = [self.guard.call("keys", partial(backend.keys, f"{name}/")) for name in namespaces]
         return None if None in listed else sum(len(keys or ()) for keys in listed)
 
     def remove_all(self, scope: str | None) -> dict[str, int | None]:
@@ -191,10 +192,10 @@ class HybridCacheController:
         for objects in (one for arenas in self._objects.values() for one in arenas):
             every = f"{objects.arena.spec.namespace}/"
             prefix = every if scope is None else objects.prefix(scope)[0]
-            keys = self._call("keys", partial(backend.keys, prefix))
+            keys = self.guard.call("keys", partial(backend.keys, prefix))
             if keys is None:
                 return {"storage_removed": None, "storage_left": None}
-            gone = self._call("remove", partial(backend.remove, keys)) if keys else None
+            gone = self.guard.call("remove", partial(backend.remove, keys)) if keys else None
             num_gone = 0 if gone is None else int(gone.sum())
             removed, left = removed + num_gone, left + len(keys) - num_gone
         return {"storage_removed": removed, "storage_left": left}
@@ -220,7 +221,7 @@ class HybridCacheController:
             return _none(keys)
         self.counters.add("storage_queries", len(keys))
         backend = self.backend
-        found = self._call("exists", lambda: backend.exists(keys))
+        found = self.guard.call("exists", lambda: backend.exists(keys))
         return _none(keys) if found is None else found
 
     def _put(self, objects: ArenaObjects, one: PoolTransfer, pages: Ints) -> Bools:
@@ -228,8 +229,12 @@ class HybridCacheController:
         backend = self.backend
         if backend is None or not len(pages):
             return _none(pages)
-        sealed = objects.seal(one.scope, *_chosen(one, pages))
-        written = self._timed(self.written, sealed, "put", lambda: backend.put(sealed))
+        slots, hashes = _chosen(one, pages)
+        sealed = objects.seal(one.scope, slots, hashes)
+        late = partial(self._quarantine, one.pool, slots)
+        written = self.guard.move(
+            self.written, "put", len(slots), lambda: backend.put(sealed), late
+        )
         if written is None:
             return _none(pages)
         self.written.num_bytes += int(written.sum()) * sealed.object_bytes
@@ -244,7 +249,8 @@ class HybridCacheController:
             return _none(pages)
         slots, hashes = _chosen(one, pages)
         blank = objects.blank(one.scope, slots, hashes)
-        num_bytes = self._timed(self.read, blank, "get", lambda: backend.get(blank))
+        late = partial(self._quarantine, one.pool, slots)
+        num_bytes = self.guard.move(self.read, "get", len(slots), lambda: backend.get(blank), late)
         if num_bytes is None:
             return _none(pages)
         check = objects.check(one.scope, slots, hashes, num_bytes)
@@ -253,32 +259,20 @@ class HybridCacheController:
         self.counters.add_all(check.refused, "read_refused.")
         return check.ok
 
-    def _timed(
-        self, moved: Moved, objects: PageObjects, name: str, call: Callable[[], T]
-    ) -> T | None:
-        start = perf_counter()
-        answer = self._call(name, call)
-        moved.seconds += perf_counter() - start
-        if answer is None:
-            self.counters.add(f"backend_failed.{name}_objects", len(objects.keys))
-        return answer
+    def _quarantine(self, space: str, slots: list[int], ended: Future[Any]) -> None:
+        """Hand slots out again only when a call that was given up touches them no more.
 
-    def _call(self, name: str, call: Callable[[], T]) -> T | None:
-        """A backend call; whatever goes wrong in it is counted and logged, and is a miss."""
-        if not self.breaker.allows():
-            self.counters.add(f"backend_spared.{name}")
-            return None
-        try:
-            answer = call()
-        except InvariantError:
-            raise
-        except Exception as error:
-            self.breaker.failed()
-            self.counters.add(f"backend_failed.{name}")
-            log.warning("storage %s failed: %s: %s", name, type(error).__name__, error)
-            return None
-        self.breaker.succeeded()
-        return answer
+        Until then the host tier's memory stays, also when the stack is gone.
+        """
+        host, counters = self.host, self.counters
+        host.spaces[space].hold(slots)
+        counters.add("quarantined_slots", len(slots))
+
+        def end(_: Future[Any]) -> None:
+            host.spaces[space].unhold(slots)
+            counters.add("quarantine_ended_slots", len(slots))
+
+        ended.add_done_callback(end)
 
 
 def _wipe(objects: ArenaObjects, slots: list[int]) -> None:

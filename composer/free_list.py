@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
@@ -13,16 +15,26 @@ _FEW = 16  # below this many ids a Python loop beats numpy
 
 
 class FreeList:
-    """Hands out ids ``0 .. num_slots - 1``. Not thread-safe: the stack's lock guards it."""
+    """Hands out ids ``0 .. num_slots - 1``.
+
+    Not thread-safe, the stack's lock guards it; but for ``hold``, ``unhold`` and ``is_held``.
+    """
 
     def __init__(self, name: str, num_slots: int) -> None:
         self.name, self.num_slots = name, num_slots
         self._free = list(range(num_slots - 1, -1, -1))
         self._taken = bytearray(num_slots)
         self._taken_array = np.frombuffer(self._taken, dtype=np.uint8)
+        self._lock = Lock()
+        self._held: dict[int, int] = {}  # id -> calls that may still touch its memory
+        self._freed_held: set[int] = set()
+        self._unheld: deque[Sequence[int]] = deque()
 
     @property
     def num_free(self) -> int:
+        """Ids that can be allocated now."""
+        if self._unheld:
+            self._collect()
         return len(self._free)
 
     def allocate(self, num_ids: int) -> list[int] | None:
@@ -33,7 +45,7 @@ class FreeList:
         """
         if num_ids < 0:
             raise InvariantError(f"{self.name}: {num_ids} ids asked for")
-        if num_ids > len(self._free):
+        if num_ids > self.num_free:
             return None
         if num_ids == 0:
             return []
@@ -58,11 +70,24 @@ class FreeList:
             array = np.asarray(ids, dtype=np.int64)
             self.check(array)
             self._taken_array[array] = 0
-            left = self.num_slots - self.num_free - len(ids)
+            left = self.num_slots - len(self._free) - len(self._freed_held) - len(ids)
             if int(np.count_nonzero(self._taken_array)) != left:
                 self._taken_array[array] = 1
                 raise InvariantError(f"{self.name}: {len(ids)} ids to free, some of them twice")
-        self._free.extend(reversed(ids))
+        self._free.extend(self._not_held(ids) if self._held else reversed(ids))
+
+    def hold(self, ids: Sequence[int]) -> None:
+        """Keep taken ids, freed meanwhile or not, from being handed out again until ``unhold``."""
+        with self._lock:
+            for one in ids:
+                self._held[one] = self._held.get(one, 0) + 1
+
+    def unhold(self, ids: Sequence[int]) -> None:
+        """End one ``hold`` of these ids."""
+        self._unheld.append(ids)
+
+    def is_held(self, one: int) -> bool:
+        return one in self._held
 
     def check(self, ids: Sequence[int] | npt.NDArray[np.int64]) -> None:
         """Refuse ids that are not taken.
@@ -80,6 +105,25 @@ class FreeList:
         if not self._taken_array[array].all():
             wrong = int(array[self._taken_array[array] == 0][0])
             raise InvariantError(f"{self.name}: id {wrong} is not taken (freed twice?)")
+
+    def _not_held(self, ids: Sequence[int]) -> list[int]:
+        """Ids in the order of ``free``, less those that are held, which are kept back."""
+        with self._lock:
+            kept = [one for one in ids if one in self._held]
+            self._freed_held.update(kept)
+            return [one for one in reversed(ids) if one not in self._held]
+
+    def _collect(self) -> None:
+        """Free what is no longer held."""
+        with self._lock:
+            while self._unheld:
+                for one in self._unheld.popleft():
+                    self._held[one] -= 1
+                    if not self._held[one]:
+                        del self._held[one]
+                        if one in self._freed_held:
+                            self._freed_held.remove(one)
+                            self._free.append(one)
 
     def _free_few(self, ids: Sequence[int]) -> None:
         for position, one in enumerate(ids):

@@ -3,20 +3,41 @@
 A backend is built from its ``Params``, told the buffers once (``register``), and then asked
 ``exists``, ``put`` and ``get`` in batches from several threads, until ``close``. A missing key, a
 full store and a failed transfer are answers. Every answer has one item per key, in order. Only a
-backend that can serve no key at all raises ``BackendError``; the caller counts that as misses.
+call that can serve no key at all raises ``BackendError``; the caller counts that as misses, and
+spares the store for a while: all of it, or after ``TransferError`` its data only. A call that
+takes too long may be given up with ``CallTimeoutError``, which tells when its memory is free again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from composer.errors import BackendError
+
 MISSING = -1  # get: there is no such object
 FAILED = -2  # get: the transfer failed; the destination may be partly written
+
+
+class TransferError(BackendError):
+    """The store answers, but not one object of the call could be moved."""
+
+
+class CallTimeoutError(BackendError):
+    """A call was given up, and may still be running.
+
+    Attributes:
+        ended: Done when the call touches no memory any more.
+    """
+
+    def __init__(self, message: str, ended: Future[Any]) -> None:
+        super().__init__(message)
+        self.ended = ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +48,14 @@ class PageObjects:
         keys: One key per object; no key twice.
         addresses: Address of each part in registered memory, int64 ``[num_objects, num_parts]``.
         part_bytes: Bytes of each part, int64 ``[num_parts]``: the same for every object.
+        groups: Name of each object's page where a page has several objects, which are of use
+            together only; None where it has one.
     """
 
     keys: list[str]
     addresses: npt.NDArray[np.int64]
     part_bytes: npt.NDArray[np.int64]
+    groups: list[str] | None = None
 
     @property
     def object_bytes(self) -> int:
@@ -80,5 +104,5 @@ class StorageBackend(Protocol):
         ...
 
     def close(self) -> None:
-        """Give everything back. Idempotent; waits for calls in flight."""
+        """Give everything back. Idempotent; waits for calls in flight, but not without end."""
         ...

@@ -124,7 +124,7 @@ def open_stack(
         executor=None if workers else executor or Inline(),
         poison=True,
     )
-    stack.controller.breaker.pause_s = 0  # tests do not wait
+    stack.controller.guard.breaker.pause_s = 0  # tests do not wait
     return stack
 
 

@@ -65,7 +65,6 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
             "composer.keys",
             "composer.arena",
             "composer.plan",
-            "composer.free_list",
         ),
         ("torch", *HYDRA, *THREADS, *CONFIG_SIDE),
     ),
@@ -79,6 +78,7 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
     ),
     Layer(
         (
+            "composer.free_list",
             "composer.pool",
             "composer.group",
             "composer.device_buffers",
@@ -92,6 +92,7 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
         (
             "composer.counters",
             "composer.breaker",
+            "composer.guard",
             "composer.controller",
             "composer.residency",
             "composer.pins",

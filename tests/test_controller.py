@@ -116,7 +116,7 @@ def test_invariant_7_a_failing_call_is_counted_and_is_a_miss(backend, fault, cap
 def test_invariant_7_a_store_that_answers_nothing_is_spared_and_found_again(backend):
     now = [0.0]
     with open_stack("kv", backend=backend) as stack:
-        stack.controller.breaker = Breaker(1.0, 4.0, lambda: now[0])
+        stack.controller.guard.breaker = Breaker(1.0, 4.0, lambda: now[0])
         backend.fault = broken
         tried = []
         for step in range(64):
@@ -135,7 +135,7 @@ def test_invariant_7_a_store_that_answers_nothing_is_spared_and_found_again(back
 
 def test_a_store_attached_anew_is_asked_at_once(backend):
     with open_stack("kv", backend=backend) as stack:
-        stack.controller.breaker.pause_s = 60.0
+        stack.controller.guard.breaker.pause_s = 60.0
         backend.fault = broken
         for _ in range(4):
             stack.match(prompt(1))

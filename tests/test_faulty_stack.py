@@ -62,7 +62,7 @@ def test_invariant_4_no_wrong_byte_when_everything_goes_wrong_now_and_then(schem
         for kind, call in ANYWHERE + OF_BYTES
     ]
     stack, engine = opened(schema, *faults, seed=seed, hang_s=0.001)
-    stack.controller.breaker.pause_s = 0.0  # each call is made
+    stack.controller.guard.breaker.pause_s = 0.0  # each call is made
     choices = random.Random(seed)
     with stack:
         for _ in range(80):
