@@ -86,6 +86,17 @@ class Registry(Generic[T]):
         problems.raise_if_any()
         return arguments
 
+    def innermost(self, section: Mapping[str, Any]) -> Any:
+        """``Params`` of the thing at the bottom, which the others wrap.
+
+        Raises:
+            ConfigError: As ``arguments``.
+        """
+        params, *wrapped = self.arguments(section)
+        while wrapped:
+            params, *wrapped = wrapped[0].args
+        return params
+
     def _arguments(
         self, thing: Any, settings: Mapping[str, Any], problems: Problems, path: str
     ) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from types import TracebackType
@@ -13,6 +14,7 @@ from composer.commit import Committed
 from composer.controller import HybridCacheController
 from composer.device_buffers import DeviceBuffers
 from composer.device_pools import DevicePoolGroup
+from composer.errors import InvariantError
 from composer.group import HostPoolGroup
 from composer.lease import Lease, Slots
 from composer.lookup import Match, Prompt
@@ -24,6 +26,7 @@ from composer.stack_plan import check_memory, plan_stack
 from composer.storage import StorageBackend
 from composer.writer import Published
 
+log = logging.getLogger(__name__)
 NUM_WORKERS = 3  # backups, writes and a spare, so that a slow store delays no copy
 REPROVE_S = 10.0  # for backends without a setting of their own
 
@@ -67,7 +70,7 @@ class Stack:
             plan,
             self.controller,
             renew_pages=config.policy.renew_pages,
-            reprove_s=float(config.backend.get("reprove_s", REPROVE_S)),
+            reprove_s=getattr(BACKENDS.innermost(config.backend), "reprove_s", REPROVE_S),
         )
 
     @property
@@ -196,8 +199,8 @@ class Stack:
             self.cache.writer.drain()
         finally:
             backend = self.controller.detach()
-            if backend is not None:
-                backend.close()
+            if backend is not None and not _closed(backend):
+                self.controller.counters.add("backend_failed.close")
 
     def close(self) -> None:
         """Finish what is under way and give everything back. Idempotent."""
@@ -265,5 +268,17 @@ def compose(
         )
     except BaseException:
         if backend is None:
-            made.close()
+            _closed(made)
         raise
+
+
+def _closed(backend: StorageBackend) -> bool:
+    """Close a backend. False: it complains; whoever ends a stack could do nothing about it."""
+    try:
+        backend.close()
+    except InvariantError:
+        raise
+    except Exception as error:
+        log.warning("storage close failed: %s: %s", type(error).__name__, error)
+        return False
+    return True

@@ -156,6 +156,12 @@ class TestSettings:
         assert isinstance(backend._inner, FileBackend)
         assert backend._inner.path == str(tmp_path)
 
+    def test_settings_that_others_ask_for_are_those_of_the_innermost(self):
+        wrapped = {"inner": "mooncake", "params": {"segment": "1GiB"}}
+        section = {"name": "faulty", "inner": "faulty", "params": wrapped}
+        assert BACKENDS.innermost(section).segment == "1GiB"
+        assert BACKENDS.innermost({"name": "file"}) == FileBackend.Params()
+
     def test_a_shared_store_is_that_of_the_wrapped_backend(self):
         section = {"name": "faulty", "inner": "file", "faults": [{"fault": "fail", "call": "put"}]}
         params, inner = BACKENDS.arguments(section)

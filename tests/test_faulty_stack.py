@@ -126,3 +126,20 @@ def test_other_stores_are_wrapped_alike(inner):
         assert engine.serve(prompt(*range(4))).num_pages == 0
         forget(stack)
         assert engine.serve(prompt(*range(4)), max_tokens=4 * PAGE).num_pages == 4
+
+
+@pytest.mark.parametrize("kind", ["fail", "raise", "hang"])
+def test_a_store_that_does_not_close_well_is_counted_and_logged(kind, caplog):
+    stack, engine = opened("kv", {"fault": kind, "call": "close"})
+    engine.serve(prompt(1))
+    stack.close()
+    stack.close()
+    assert stack.backend is None
+    assert stack.counters()["backend_failed.close"] == 1
+    assert "storage close failed" in caplog.text
+
+
+def test_a_store_that_fails_at_set_up_and_at_close_is_told_of_the_first():
+    faults = [{"fault": "fail", "call": "register"}, {"fault": "raise", "call": "close"}]
+    with pytest.raises(BackendError, match="register fails"):
+        opened("kv", *faults)

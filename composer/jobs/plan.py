@@ -16,6 +16,7 @@ from composer.jobs.origins import leaf_origins
 from composer.jobs.plan_all import is_all, run_all
 from composer.jobs.plan_report import show
 from composer.plan import SpacePlan, StackPlan, arena_bytes, make_plan
+from composer.registry import BACKENDS
 from composer.resolve import resolve
 from composer.schema import CliConfig, PoolHitPolicy, StackConfig, Unit
 from composer.spec import PoolSpec
@@ -165,7 +166,7 @@ def _arena(arena: ArenaSpec, plan: StackPlan) -> dict[str, Any]:
 
 def _budgets(config: StackConfig, plan: StackPlan) -> dict[str, Any]:
     """Memory asked for and used, per tier and together; what the store is lent counts, too."""
-    lent = config.backend.get("segment")
+    lent = getattr(BACKENDS.innermost(config.backend), "segment", None)
     try:
         lent_bytes = 0 if lent is None else parse_bytes(lent)
     except ValueError as error:
