@@ -282,3 +282,21 @@ def test_a_sweep_goes_over_config_files(kvpool):
     assert kvpool("-m", "job=plan", f"hf_config={','.join(paths)}", "json=plan.json").code == 0
     results = sorted(Path("sweeps").glob("*/*/plan.json"))
     assert [json.loads(path.read_text())["model"] for path in results] == ["qwen3_8b", "lfm2_1_2b"]
+
+
+def test_tokens_of_one_index_key_are_those_of_the_file_and_not_of_a_class(write):
+    text = json.loads((FILES / "glm_5_3_flash.json").read_text())["text_config"]
+    assert resolve(imported(FILES / "glm_5_3_flash.json")).pool("indexer").page_bytes == (
+        11 * 256 // 4 * 132
+    )
+    silent = {name: value for name, value in text.items() if name != "index_kpool"}
+    path = write("glm_5_3_flash", text_config=silent)
+    assert resolve(imported(path)).pool("indexer").page_bytes == 11 * 256 * 132
+
+
+def test_an_entry_behind_the_layers_is_the_draft_layers_own():
+    fields = json.loads((FILES / "deepseek_v4_flash.json").read_text())
+    assert len(fields["compress_ratios"]) == fields["num_hidden_layers"] + 1
+    spec = resolve(imported(FILES / "deepseek_v4_flash.json"))
+    assert max(spec.pool("c4").layers) == 42
+    assert [pool.layers for pool in spec.draft_pools] == [(43,)]
