@@ -50,9 +50,28 @@ class StorageObjects(Enum):
 
 
 class WritePolicy(Enum):
-    """When committed pages move on."""
+    """When committed pages move on to the host tier and to storage."""
 
-    write_through = "write_through"  # at once, to the host tier and to storage
+    write_through = "write_through"  # at once
+    write_through_selective = "write_through_selective"  # once they were hit often enough
+    write_back = "write_back"  # when the device tier needs their room
+
+
+class EvictionPolicy(Enum):
+    """Which of the pages (or boundaries) that may go goes first."""
+
+    lru = "lru"  # the one used longest ago
+    lfu = "lfu"  # the one used least often
+    slru = "slru"  # those used once, before those used again; each longest ago
+    fifo = "fifo"  # the one that came first
+
+
+class PrefetchPolicy(Enum):
+    """How long a restore waits for storage."""
+
+    best_effort = "best_effort"  # not at all: what has arrived when it is asked
+    wait_complete = "wait_complete"  # until all of it has arrived
+    timeout = "timeout"  # a time that grows with the tokens wanted, up to a limit
 
 
 @dataclass
@@ -157,10 +176,37 @@ class StorageConfig:
 
 @dataclass
 class PolicyConfig:
-    """When pages move. ``renew_pages``: first pages of a chain that a write asks for again."""
+    """When pages move, and which go first.
+
+    Attributes:
+        name: When committed pages move on.
+        write_after_hits: Hits after which write_through_selective writes a page.
+        eviction: Which pages and boundaries a full tier gives up first.
+        checkpoints_per_branch: Boundaries that one branch keeps at most; None: no limit.
+        prefetch: How long a restore waits for storage.
+        prefetch_min_tokens: Shortest part of a prompt that is fetched from storage.
+        prefetch_timeout_s: Wait of policy ``timeout``, for any number of tokens,
+        prefetch_timeout_per_ki_token_s: more for each 1,024 tokens,
+        prefetch_timeout_max_s: and at most.
+        prefetch_host_share: Part of each host index space that prefetches may hold at a time.
+        max_pending: Bytes on their way from device to storage before a commit waits for them.
+        renew_pages: First pages of a chain that a write asks for again.
+        refresh_s: How often at most the root run of a chain that is hot is asked for again.
+    """
 
     name: WritePolicy = WritePolicy.write_through
+    write_after_hits: int = 2
+    eviction: EvictionPolicy = EvictionPolicy.lru
+    checkpoints_per_branch: Optional[int] = None
+    prefetch: PrefetchPolicy = PrefetchPolicy.wait_complete
+    prefetch_min_tokens: int = 0
+    prefetch_timeout_s: float = 1.0
+    prefetch_timeout_per_ki_token_s: float = 0.25
+    prefetch_timeout_max_s: float = 30.0
+    prefetch_host_share: float = 1.0
+    max_pending: str = "4GiB"
     renew_pages: int = 64
+    refresh_s: float = 60.0
 
 
 @dataclass
