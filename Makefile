@@ -2,6 +2,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
+# Two processes, a whole file each: a file's store is shared by its tests.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+
 .PHONY: help setup demo test test-slow check lint types clean
 
 help: ## this list
@@ -14,10 +17,10 @@ demo: setup ## replay a small trace through a Mooncake store of its own, and che
 	$(BIN)/kvpool job=replay layers_per_pool=2 trace=sample
 
 test: setup ## run the tests, without those that take minutes or need a GPU
-	$(BIN)/python -m pytest -m "not slow and not chaos and not gpu"
+	$(PYTEST) -m "not slow and not chaos and not gpu"
 
 test-slow: setup ## run the tests that take minutes
-	$(BIN)/python -m pytest -m "slow and not chaos and not gpu"
+	$(PYTEST) -m "slow and not chaos and not gpu"
 
 check: lint types ## ruff and mypy
 

