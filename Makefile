@@ -14,7 +14,8 @@ setup: ## create .venv, or bring it up to date (the others do this by themselves
 	@PYTHON=$(PYTHON) scripts/setup.sh
 
 demo: setup ## replay a small trace through a Mooncake store of its own, and check every byte
-	$(BIN)/kvpool job=replay layers_per_pool=2 trace=sample
+	$(BIN)/kvpool job=replay model=qwen3_next_80b layers_per_pool=2 job.restart=true \
+		device.memory=64MiB backend.segment=1GiB
 
 test: setup ## run the tests, without those that take minutes or need a GPU
 	$(PYTEST) -m "not slow and not chaos and not gpu"
