@@ -6,13 +6,10 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
 import yaml
 
 from composer import compose
-from composer.backends.memory import MemoryBackend
 from composer.jobs.pattern import PagePattern
-from tests.backend_contract import BackendContract, Opened
 
 README = Path(__file__).parents[1] / "README.md"
 TEXT = README.read_text(encoding="utf-8")
@@ -44,7 +41,7 @@ class Engine:
 
 
 def test_the_serving_loop_serves(tmp_path, capsys):
-    loop, use, contract = blocks("python")
+    loop, use = blocks("python")
     assert len(loop.split("def serve")[1].splitlines()) <= 20
     engine = Engine()
 
@@ -54,13 +51,11 @@ def test_the_serving_loop_serves(tmp_path, capsys):
 
     scope = {"tokens": list(range(1500)), "engine": engine}
     exec(compile(loop, "README.md", "exec"), scope)
-    scope["compose"] = composed
-    exec(compile(use.replace("/tmp/kv", str(tmp_path)), "README.md", "exec"), scope)
+    use = use.replace("/tmp/kv", str(tmp_path)).replace("from composer import compose\n", "")
+    exec(compile(use, "README.md", "exec"), {**scope, "compose": composed})
 
     assert engine.restored == [0, 1472]
     assert "pages_unsaved=0" in capsys.readouterr().out
-    names = {"BackendContract": BackendContract, "Opened": Opened, "pytest": pytest}
-    exec(contract, {**names, "MemoryBackend": MemoryBackend})
 
 
 def test_the_presets_it_shows_compose(tmp_path, kvpool):
