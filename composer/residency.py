@@ -60,6 +60,8 @@ class Residency:
         pages: Chains, by page hash.
         checkpoints: By the hash of the last page before the boundary, least recently used first.
         on_evict: Told (space, page hash) of each slot that is given up.
+        keeps: Whether what would go next has to be saved first.
+        refused: What ``keeps`` held back when the last ``make_room`` failed; None: nothing.
     """
 
     def __init__(
@@ -74,6 +76,8 @@ class Residency:
         self.pages: dict[bytes, PageEntry] = {}
         self.checkpoints: OrderedDict[bytes, Checkpoint] = OrderedDict()
         self.on_evict: Callable[[str, bytes], None] = _tell_nobody
+        self.keeps: Callable[[PageEntry | Checkpoint], bool] = _keeps_nothing
+        self.refused: PageEntry | Checkpoint | None = None
         self.num_evicted = dict.fromkeys(spaces, 0)
         self._children: dict[bytes, int] = {}
         self._leaves: list[tuple[int, bytes]] = []
@@ -107,6 +111,7 @@ class Residency:
 
         What trails comes first: where it has no room, no page is lost in vain.
         """
+        self.refused = None
         if any(needed > self._spaces[space].num_slots for space, needed in counts.items()):
             return False
         for space, needed in sorted(counts.items(), key=lambda item: item[0] not in self.trailing):
@@ -184,8 +189,19 @@ class Residency:
         while self._leaves:
             last_use, page_hash = heapq.heappop(self._leaves)
             if self._is_leaf(last_use, page_hash):
-                self._drop_page(self.pages[page_hash])
+                page = self.pages[page_hash]
+                if self._refuses(page):
+                    self._offer(page)
+                    return False
+                self._drop_page(page)
                 return True
+        return False
+
+    def _refuses(self, entry: PageEntry | Checkpoint) -> bool:
+        """Whether something has to be saved before it goes."""
+        if self.keeps(entry):
+            self.refused = entry
+            return True
         return False
 
     def _drop_page(self, page: PageEntry) -> None:
@@ -240,11 +256,15 @@ class Residency:
         shared: Counter[bytes] = Counter()
         for page_hash, checkpoint in self.checkpoints.items():
             if any(residents[held].holders == 1 for held in checkpoint.holds[space]):
+                if self._refuses(checkpoint):
+                    return False
                 self.drop_checkpoint(page_hash)
                 return True
             shared.update(checkpoint.holds[space])
         for page_hash, checkpoint in self.checkpoints.items():
             if any(residents[held].holders == shared[held] for held in checkpoint.holds[space]):
+                if self._refuses(checkpoint):
+                    return False
                 self.drop_checkpoint(page_hash)  # only checkpoints keep it, and they follow
                 return True
         return False
@@ -276,3 +296,8 @@ class Residency:
 
 def _tell_nobody(_space: str, _page_hash: bytes) -> None:
     """Nobody has asked to be told of evictions."""
+
+
+def _keeps_nothing(_entry: PageEntry | Checkpoint) -> bool:
+    """Everything may go as it is."""
+    return False
