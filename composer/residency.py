@@ -76,7 +76,7 @@ class Residency:
         self.pages: dict[bytes, PageEntry] = {}
         self.checkpoints: OrderedDict[bytes, Checkpoint] = OrderedDict()
         self.on_evict: Callable[[str, bytes], None] = _tell_nobody
-        self.keeps: Callable[[PageEntry | Checkpoint], bool] = _keeps_nothing
+        self.keeps: Callable[[PageEntry | Checkpoint], bool] = lambda _entry: False
         self.refused: PageEntry | Checkpoint | None = None
         self.num_evicted = dict.fromkeys(spaces, 0)
         self._children: dict[bytes, int] = {}
@@ -296,8 +296,3 @@ class Residency:
 
 def _tell_nobody(_space: str, _page_hash: bytes) -> None:
     """Nobody has asked to be told of evictions."""
-
-
-def _keeps_nothing(_entry: PageEntry | Checkpoint) -> bool:
-    """Everything may go as it is."""
-    return False
