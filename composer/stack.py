@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from types import TracebackType
 from typing import Any
 
 from omegaconf import DictConfig
@@ -213,12 +212,7 @@ class Stack:
     def __enter__(self) -> Stack:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _prompt(self, tokens: Any, salt: str | None, extra_key: str | None) -> Prompt:
