@@ -3,6 +3,7 @@
 ComposerError
 ├── ConfigError     the user's mistake: YAML, override, argument; all mistakes at once
 ├── BackendError    a storage backend cannot serve: pages are misses, serving goes on
+├── LoadError       a restored prefix could not be copied to the device: compute it instead
 └── InvariantError  two numbers that must agree do not: a fault of this package or of its caller
 """
 
@@ -60,6 +61,10 @@ class ConfigError(ComposerError):
 
 class BackendError(ComposerError):
     """A storage backend could not be opened, or can no longer serve any key."""
+
+
+class LoadError(ComposerError):
+    """A prefix could not be copied to the device tier; its lease is of no use."""
 
 
 class InvariantError(ComposerError):

@@ -36,15 +36,28 @@ class Lease:
     shortened_by: str | None = None
     degraded: tuple[str, ...] = ()
     _release: Callable[[], None] | None = field(default=None, repr=False)
+    _wait: Callable[[int | None], None] | None = field(default=None, repr=False)
 
-    def wait(self, layer: int) -> None:
-        """Return when the layer's pages are in the device tier.
+    def wait(self, layer: int | None = None) -> None:
+        """Return when what a layer reads (None: all of the prefix) is in the device tier.
 
-        Loads complete before a lease is handed out, so this returns at once.
+        That is its rows of every pool, and those of the layer whose indices it uses. On CUDA the
+        current stream is made to wait for them. Returns at once where ``restore`` waited.
+
+        Args:
+            layer: Its number in the whole model, on every pipeline stage.
+
+        Raises:
+            ValueError: This stage has no such layer, or the lease was released.
+            LoadError: The prefix could not be loaded; release the lease and compute it.
         """
+        if self._release is None:
+            raise ValueError("this lease was released, and its pages may be another's")
+        if self._wait is not None:
+            self._wait(layer)
 
     def release(self) -> None:
-        """Let the prefix be evicted again. Idempotent."""
+        """Let the prefix be evicted again, once nothing loads it any more. Idempotent."""
         release, self._release = self._release, None
         if release is not None:
             release()

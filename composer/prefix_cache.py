@@ -37,9 +37,13 @@ class PrefixCache:
         """The longest restorable prefix, as far as a lookup can tell."""
         return self._lookup.match(prompt, max_tokens)
 
-    def restore(self, match: Match) -> Lease:
+    def restore(self, match: Match, *, wait: bool = True) -> Lease:
         """Bring a matched prefix into the device tier."""
-        return self._restore.restore(match)
+        return self._restore.restore(match, wait=wait)
+
+    def settle(self) -> None:
+        """Return when nothing is being loaded into the device tier any more."""
+        self._restore.settle()
 
     def allocate(self, num_pages: int, num_states: int = 0) -> Slots | None:
         """Device slots to compute into, or None when there is no room even after evicting."""
@@ -61,6 +65,8 @@ class PrefixCache:
         self, prompt: Prompt, slots: Slots, boundaries: Boundaries, start: int | None = None
     ) -> Committed:
         """Take computed slots over, and start their way to host and storage."""
+        self._restore.settle(prompt)  # what it continues must be there
+        self.controller.transfer.fence()
         return self._commit.commit(prompt, slots, boundaries, start)
 
     def publish(self, wait_s: float | None = None) -> Published:
@@ -104,6 +110,7 @@ class PrefixCache:
             there and could not be removed.
         """
         self.writer.drain()
+        self.settle()
         with self.tiers.lock:
             freed = {t: getattr(self.tiers, t).clear(scope) for t in ("device", "host")}
         return {**freed, **self.controller.remove_all(scope)}
@@ -127,5 +134,6 @@ class PrefixCache:
         return {**self.controller.counters.snapshot(), **evicted, **stored, **own}
 
     def _give_back(self, slots: Mapping[str, list[int]]) -> None:
+        self.controller.transfer.fence()
         with self.tiers.lock:
             self.tiers.device.give_back(slots)

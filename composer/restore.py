@@ -12,10 +12,12 @@ import numpy as np
 
 from composer.boundary import Bools, longest, restorable_lengths, shortened_by
 from composer.group import Reservation
+from composer.landing import Landing, add_checkpoint, adopt
 from composer.lease import Lease
-from composer.lookup import Lookup, Match, Tiers
+from composer.load_back import LayerNeeds, Load
+from composer.lookup import Lookup, Match, Prompt, Tiers
 from composer.pins import Pins
-from composer.residency import Checkpoint, PageEntry, Residency, Resident
+from composer.residency import Residency, Resident
 from composer.transfer import PoolTransfer
 
 
@@ -24,9 +26,15 @@ class Restore:
 
     def __init__(self, tiers: Tiers, lookup: Lookup) -> None:
         self._tiers, self._lookup = tiers, lookup
+        self._needs = LayerNeeds(tiers.plan.spec)
+        self._loading: dict[Load, Match] = {}
 
-    def restore(self, match: Match) -> Lease:
+    def restore(self, match: Match, *, wait: bool = True) -> Lease:
         """Bring the prefix into the device tier and keep it there.
+
+        Args:
+            match: What was found.
+            wait: Return when it is there; False: while it is loaded, layer by layer on a worker.
 
         Returns:
             A lease whose boundary may be shorter than the match's, down to nothing.
@@ -37,10 +45,35 @@ class Restore:
             operation.reserve_host()
             operation.prefetch()
             operation.reserve_device()
-            operation.load_back()
-            return operation.lease(self._lookup)
+            landing = operation.land()
         finally:
             operation.close()
+        try:
+            load = Load(self._needs, landing.steps(by_layer=not wait), landing.end)
+            lease = operation.lease(self._lookup, landing, load)
+        except BaseException as error:
+            landing.end(error)
+            raise
+        self._start(load, match, wait=wait or landing.is_empty)
+        return lease
+
+    def settle(self, prompt: Prompt | None = None) -> None:
+        """Return when nothing of a prompt (None: of any) is being loaded, well or not."""
+        with self._tiers.lock:
+            loading = list(self._loading.items())
+        for load, match in loading:
+            if prompt is None or match.prompt.hashes[0] in prompt.hashes[:1]:
+                load.run()
+
+    def _start(self, load: Load, match: Match, *, wait: bool) -> None:
+        if wait:
+            load.run()
+            load.raise_error()
+            return
+        with self._tiers.lock:
+            self._loading = {one: m for one, m in self._loading.items() if not one.ended}
+            self._loading[load] = match
+        self._tiers.controller.submit(load.run)
 
 
 class _Operation:
@@ -96,6 +129,7 @@ class _Operation:
         )
         with self._tiers.lock:
             slots: dict[str, dict[int, Resident]] = {}
+            failed: set[int] = set()
             for result in results:
                 flags = result.degraded.tolist()
                 triples = zip(pages[result.pool], taken[result.pool], flags, strict=True)
@@ -103,54 +137,35 @@ class _Operation:
                 wrong = [p for p, ok in zip(pages[result.pool], result.ok, strict=True) if not ok]
                 for page in wrong:
                     self._tiers.host.give_back({result.pool: [residents.pop(page).slot]})
+                if result.pool in self._tiers.host.page_spaces:
+                    failed.update(wrong)
                 slots[result.pool] = residents
             self._taken["host"] = {}
-            self._adopt(self._tiers.host, slots)
-            self._checkpoint(self._tiers.host)  # what was read stays, whatever the device can hold
+            adopt(self._tiers.host, self._prompt, slots, self._pins["host"], failed)
+            # what was read stays, whatever the device can hold
+            add_checkpoint(self._tiers.host, self._prompt, self._wanted(self.boundary))
 
     def reserve_device(self) -> None:
         """Take device slots for what is only in host memory."""
         with self._tiers.lock:
             self._reserve(self._tiers.device, sources=("device", "host"))
 
-    def load_back(self) -> None:
-        """Copy host slots to the device, and adopt them there."""
-        taken = self._taken["device"]
-        if not taken:
-            return
-        pages = self._from["device"]
-        hashes = {space: [self._hashes[page] for page in pages[space]] for space in taken}
-        with self._tiers.lock:
-            transfers = [
-                PoolTransfer(space, slots, self._tiers.host.slots(space, hashes[space]))
-                for space, slots in taken.items()
-            ]
-            degraded = {s: self._tiers.host.degraded(s, hashes[s]) for s in taken}
-        self._controller.load_back(transfers)
-        with self._tiers.lock:
-            slots = {
-                space: {
-                    page: Resident(slot, flag)
-                    for page, slot, flag in zip(pages[space], ids, degraded[space], strict=True)
-                }
-                for space, ids in taken.items()
-            }
-            self._taken["device"] = {}
-            self._adopt(self._tiers.device, slots)
+    def land(self) -> Landing:
+        """Hand over what is reserved and pinned."""
+        taken, self._taken["device"] = self._taken["device"], {}
+        pins = (self._pins["device"], self._pins["host"])
+        self._pins = {}
+        wanted = self._wanted(self.boundary)
+        return Landing(self._tiers, self._prompt, wanted, self._from["device"], taken, pins)
 
-    def lease(self, lookup: Lookup) -> Lease:
-        """What the caller gets; its own pins outlive the operation's."""
+    def lease(self, lookup: Lookup, landing: Landing, load: Load) -> Lease:
+        """What the caller gets; it pins the prefix by itself once it is there."""
         tiers, boundary = self._tiers, self.boundary
         with tiers.lock:
-            self._checkpoint(tiers.host)
-            self._checkpoint(tiers.device)
-            pins = Pins(tiers.device)
-            wanted = self._wanted(boundary)
-            pins.add(wanted)
+            add_checkpoint(tiers.host, self._prompt, self._wanted(boundary))
             for tier in (tiers.device, tiers.host):
                 tier.touch(self._hashes[:boundary])
-            slots = {space: tiers.device.slots(space, hashes) for space, hashes in wanted.items()}
-            degraded = self._degraded(wanted)
+            slots, degraded = landing.slots(), landing.degraded()
         spaces = tiers.plan.spaces
         lease = Lease(
             num_pages=boundary,
@@ -161,7 +176,8 @@ class _Operation:
             page_tiers=lookup.page_tiers(self._at_start, boundary),
             shortened_by=self._cut or self._match.shortened_by,
             degraded=degraded,
-            _release=lambda: self._unpin(pins),
+            _release=landing.held.release,
+            _wait=load.wait,
         )
         self._controller.counters.add_all(lease.hit_tokens, "hit_tokens.")
         return lease
@@ -178,10 +194,6 @@ class _Operation:
         tiers = self._tiers
         here = {tier: tiers.present(tier, self._hashes) for tier in ("device", "host")}
         return {**here, "storage": self._stored}
-
-    def _unpin(self, pins: Pins) -> None:
-        with self._tiers.lock:
-            pins.release()
 
     def _wanted(self, boundary: int) -> dict[str, list[bytes]]:
         return {
@@ -241,42 +253,3 @@ class _Operation:
             room = tier.num_free(space) + np.count_nonzero(own)
             fits &= counted[lengths] - counted[first] <= room
         return longest(fits)
-
-    def _adopt(self, tier: Residency, slots: Mapping[str, dict[int, Resident]]) -> None:
-        """Take slots over: pages as far as they continue the prefix in all spaces."""
-        prompt, intact = self._prompt, True
-        asked = self._from[tier.tier]
-        for page in sorted({p for s in tier.page_spaces for p in asked.get(s, ())}):
-            own = {s: slots[s][page] for s in tier.page_spaces if page in slots.get(s, {})}
-            intact = intact and len(own) == len(tier.page_spaces)
-            if intact:
-                entry = PageEntry(prompt.hashes[page], prompt.parent(page), prompt.scope)
-                tier.adopt_page(entry, own)
-            else:
-                tier.give_back({space: [one.slot] for space, one in own.items()})
-        for space in tier.trailing:
-            for page, resident in slots.get(space, {}).items():
-                tier.adopt_trailing(space, prompt.hashes[page], resident)
-        adopted = {
-            space: [prompt.hashes[page] for page in sorted(slots.get(space, {}))]
-            for space in (*tier.page_spaces, *tier.trailing)
-        }
-        self._pins[tier.tier].add(adopted)
-
-    def _checkpoint(self, tier: Residency) -> None:
-        """Let the boundary keep what trails, where this tier holds all of it."""
-        wanted = self._wanted(self.boundary)
-        holds = {space: tuple(wanted[space]) for space in tier.trailing}
-        if not self.boundary or not holds:
-            return
-        if all(tier.present(space, held).all() for space, held in holds.items()):
-            page_hash = self._hashes[self.boundary - 1]
-            tier.add_checkpoint(Checkpoint(page_hash, self._prompt.scope, holds))
-
-    def _degraded(self, wanted: Mapping[str, list[bytes]]) -> tuple[str, ...]:
-        names = []
-        for space, hashes in wanted.items():
-            optional = [a for a in self._tiers.plan.spaces[space].arenas if not a.required]
-            if optional and any(self._tiers.device.degraded(space, hashes)):
-                names += [pool.name for arena in optional for pool in arena.pools]
-        return tuple(names)

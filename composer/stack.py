@@ -99,12 +99,18 @@ class Stack:
         """
         return self.cache.match(self._prompt(tokens, salt, extra_key), max_tokens)
 
-    def restore(self, match: Match) -> Lease:
+    def restore(self, match: Match, *, wait: bool = True) -> Lease:
         """Bring a matched prefix into the device tier, and keep it there until released.
 
         The lease tells what was restored: storage may have lost pages since the match.
+
+        Args:
+            match: What ``match`` found.
+            wait: Return when all of it is there. False: return as soon as it is sure to come, and
+                load it layer by layer on a worker; ``lease.wait(layer)`` tells when a layer may
+                be computed.
         """
-        return self.cache.restore(match)
+        return self.cache.restore(match, wait=wait)
 
     def allocate(self, num_pages: int, num_states: int = 0) -> Slots | None:
         """Device slots to compute into; None when there is no room even after evicting.
@@ -204,6 +210,7 @@ class Stack:
     def close(self) -> None:
         """Finish what is under way and give everything back. Idempotent."""
         try:
+            self.cache.settle()
             self.detach()
         finally:
             if self._owns_executor:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
+from threading import Lock
 from time import perf_counter
 from typing import Any
 
@@ -53,9 +56,9 @@ class Transfer:
     """Moves slots between the tiers; sidecars follow the ids of their index space.
 
     With ``poison`` every destination is overwritten before it is read into, so that a test sees a
-    read that did not happen. On CUDA the copies run on a stream of their own, from and to pinned
-    memory, and a call returns when they are done; nothing waits for the default stream's other
-    work.
+    read that did not happen. On CUDA the copies of each direction run on a stream of their own,
+    from and to pinned memory, behind what the callers' streams had been given at the last
+    ``fence``; the default stream is never waited for, and waits for nothing.
     """
 
     def __init__(
@@ -64,12 +67,23 @@ class Transfer:
         self._poison = poison
         self.backed_up, self.loaded = Moved(), Moved()
         self._device, self._host = device, host
-        is_cuda = device.device.type == "cuda"
-        self._stream = torch.cuda.Stream(device.device) if is_cuda else None
-        self._pairs: dict[str, list[tuple[_Pair, int]]] = {}
+        self._streams: dict[bool, Any] = {True: None, False: None}  # by whether to the host
+        if device.device.type == "cuda":
+            self._streams = {to_host: torch.cuda.Stream(device.device) for to_host in (True, False)}
+        self._fences: dict[int, Any] = {}  # stream of a caller -> what it had been given
+        self._lock = Lock()
+        self._pairs: dict[str, list[_Pair]] = {}
         for name, entry in host.entries.items():
             pairs = self._pairs.setdefault(entry.spec.index_space, [])
-            pairs.append((_Pair(device.entries[name], entry), entry.spec.page_bytes))
+            pairs.append(_Pair(device.entries[name], entry))
+
+    def fence(self) -> None:
+        """Let later copies wait for all that the caller's stream has been given so far."""
+        if self._streams[True] is not None:
+            stream = torch.cuda.current_stream(self._device.device)
+            event = stream.record_event()
+            with self._lock:
+                self._fences[stream.cuda_stream] = event
 
     def backup(self, slots: Sequence[PoolTransfer]) -> None:
         """Copy device -> host."""
@@ -78,6 +92,11 @@ class Transfer:
     def load_back(self, slots: Sequence[PoolTransfer]) -> None:
         """Copy host -> device."""
         self._move(slots, to_host=False, moved=self.loaded)
+
+    def load_by_layer(self, slots: Sequence[PoolTransfer]) -> LayeredLoad:
+        """The same, in steps of one layer; the slots are checked now."""
+        self.check(slots)
+        return LayeredLoad(self, slots)
 
     def copy_states(self, source: Mapping[str, int], target: Mapping[str, int]) -> None:
         """Copy device states, one per index space, within the device tier."""
@@ -89,7 +108,12 @@ class Transfer:
                         for tensor in view.layers:
                             tensor[:, target[space]].copy_(tensor[:, slot])
 
-    def _move(self, slots: Sequence[PoolTransfer], *, to_host: bool, moved: Moved) -> None:
+    def pairs(self, space: str) -> Sequence[_Pair]:
+        """The pools of one index space that have rows in both tiers."""
+        return self._pairs.get(space, ())
+
+    def check(self, slots: Sequence[PoolTransfer]) -> None:
+        """Refuse slots that are not taken, or are not as many in both tiers."""
         for one in slots:
             if len(one.device_ids) != len(one.host_ids):
                 raise InvariantError(
@@ -97,36 +121,91 @@ class Transfer:
                 )
             self._device.spaces[one.pool].check(one.device_ids)
             self._host.spaces[one.pool].check(one.host_ids)
-            if self._poison:
-                self._overwrite(one.pool, to_host, one.host_ids if to_host else one.device_ids)
+
+    def on_stream(self, *, to_host: bool) -> AbstractContextManager[Any]:
+        """Within it, copies go to the direction's stream, behind all fences."""
+        stream = self._streams[to_host]
+        if stream is None:
+            return nullcontext()
+        with self._lock:
+            fences = list(self._fences.values())
+        for event in fences:
+            stream.wait_event(event)
+        context: AbstractContextManager[Any] = torch.cuda.stream(stream)
+        return context
+
+    def mark(self, *, to_host: bool) -> Any:
+        """What is done when the copies given so far are; None: they are done."""
+        stream = self._streams[to_host]
+        return None if stream is None else stream.record_event()
+
+    def overwrite(self, slots: Sequence[PoolTransfer], *, to_host: bool) -> None:
+        """Poison the destinations, where that was asked for."""
+        for one in slots if self._poison else ():
+            ids = list(one.host_ids if to_host else one.device_ids)
+            for entry in (self._host if to_host else self._device).entries.values():
+                if entry.spec.index_space == one.pool:
+                    for view in entry.buffers.values():
+                        for tensor in view.layers:
+                            tensor[:, ids] = POISON
+
+    def num_bytes(self, slots: Sequence[PoolTransfer]) -> int:
+        """Payload of some slots."""
+        return sum(len(one.host_ids) * p.page_bytes for one in slots for p in self.pairs(one.pool))
+
+    def _move(self, slots: Sequence[PoolTransfer], *, to_host: bool, moved: Moved) -> None:
+        self.check(slots)
         start = perf_counter()
-        if self._stream is None:
-            self._copy(slots, to_host)
-        else:
-            self._stream.wait_stream(torch.cuda.current_stream(self._device.device))
-            with torch.cuda.stream(self._stream):
-                self._copy(slots, to_host)
-            self._stream.synchronize()
+        with self.on_stream(to_host=to_host):
+            self.overwrite(slots, to_host=to_host)
+            for one in slots:
+                runs = list(_runs(one.device_ids, one.host_ids))
+                for pair in self.pairs(one.pool):
+                    pair.copy(runs, to_host)
+        done = self.mark(to_host=to_host)
+        if done is not None:
+            done.synchronize()
         moved.seconds += perf_counter() - start
-        moved.num_bytes += sum(
-            len(one.host_ids) * page_bytes
-            for one in slots
-            for _, page_bytes in self._pairs.get(one.pool, ())
-        )
+        moved.num_bytes += self.num_bytes(slots)
 
-    def _overwrite(self, space: str, in_host: bool, slots: Sequence[int]) -> None:
-        entries = self._host.entries if in_host else self._device.entries
-        for entry in entries.values():
-            if entry.spec.index_space == space:
-                for view in entry.buffers.values():
-                    for tensor in view.layers:
-                        tensor[:, list(slots)] = POISON
 
-    def _copy(self, slots: Sequence[PoolTransfer], to_host: bool) -> None:
-        for one in slots:
-            runs = list(_runs(one.device_ids, one.host_ids))
-            for pair, _ in self._pairs.get(one.pool, ()):
-                pair.copy(runs, to_host)
+class LayeredLoad:
+    """Copies host -> device one layer at a time; any thread may take a step, one at a time.
+
+    Attributes:
+        layers: Global numbers of the layers with rows in these slots, ascending.
+    """
+
+    def __init__(self, transfer: Transfer, slots: Sequence[PoolTransfer]) -> None:
+        self._transfer, self._slots = transfer, slots
+        self._runs = [(one.pool, list(_runs(one.device_ids, one.host_ids))) for one in slots]
+        pairs = [pair for one in slots for pair in transfer.pairs(one.pool)]
+        self.layers = tuple(sorted({layer for pair in pairs for layer in pair.by_layer}))
+        self._started = False
+
+    def copy(self, layer: int) -> Any:
+        """Copy a layer's rows of all pools.
+
+        Returns:
+            The CUDA event after which they are there; None: they are.
+        """
+        start = perf_counter()
+        with self._transfer.on_stream(to_host=False):
+            if not self._started:
+                self._transfer.overwrite(self._slots, to_host=False)
+                self._started = True
+            for space, runs in self._runs:
+                for pair in self._transfer.pairs(space):
+                    pair.copy_layer(layer, runs)
+        self._transfer.loaded.seconds += perf_counter() - start
+        return self._transfer.mark(to_host=False)
+
+    def end(self) -> None:
+        """Return when nothing of it is under way any more."""
+        done = self._transfer.mark(to_host=False)
+        if done is not None:
+            done.synchronize()
+        self._transfer.loaded.num_bytes += self._transfer.num_bytes(self._slots)
 
 
 class _Pair:
@@ -137,6 +216,7 @@ class _Pair:
     """
 
     def __init__(self, device: PoolEntry, host: PoolEntry) -> None:
+        self.page_bytes, self._layers = host.spec.page_bytes, host.spec.layers
         self._views: list[tuple[Any, Any]] = []
         self._copy: Callable[[Any, Any], object] = _torch_copy
         for name, view in host.buffers.items():
@@ -146,9 +226,36 @@ class _Pair:
             self._views = [(tensor.numpy(), other.numpy()) for tensor, other in self._views]
             self._copy = np.copyto
 
-    def copy(self, runs: Sequence[tuple[int, int, int]], to_host: bool) -> None:
-        copy = self._copy
+    @cached_property
+    def by_layer(self) -> dict[int, list[tuple[Any, Any]]]:
+        """Layer -> its buffers' views, with a first axis of length 1; none where none has rows.
+
+        A buffer's views are one for all layers, or one each, in the order of the layers.
+        """
+        found: dict[int, list[tuple[Any, Any]]] = {layer: [] for layer in self._layers}
+        at = 0
         for device, host in self._views:
+            for index in range(len(host)):
+                layer = self._layers[at % len(self._layers)]
+                found[layer].append((device[index : index + 1], host[index : index + 1]))
+                at += 1
+        return {layer: views for layer, views in found.items() if views}
+
+    def copy(self, runs: Sequence[tuple[int, int, int]], to_host: bool) -> None:
+        self._copy_views(self._views, runs, to_host)
+
+    def copy_layer(self, layer: int, runs: Sequence[tuple[int, int, int]]) -> None:
+        """Copy one layer host -> device."""
+        self._copy_views(self.by_layer.get(layer, ()), runs, False)
+
+    def _copy_views(
+        self,
+        views: Sequence[tuple[Any, Any]],
+        runs: Sequence[tuple[int, int, int]],
+        to_host: bool,
+    ) -> None:
+        copy = self._copy
+        for device, host in views:
             for device_slot, host_slot, count in runs:
                 here = device[:, device_slot : device_slot + count]
                 there = host[:, host_slot : host_slot + count]

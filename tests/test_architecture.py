@@ -98,6 +98,8 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
             "composer.pins",
             "composer.lease",
             "composer.lookup",
+            "composer.load_back",
+            "composer.landing",
             "composer.restore",
             "composer.ledger",
             "composer.backup",

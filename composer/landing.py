@@ -1,0 +1,190 @@
+"""The last part of a restore: slots that are taken in the device tier, filled and adopted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from functools import partial
+
+from composer.group import Reservation
+from composer.load_back import Step
+from composer.lookup import Prompt, Tiers
+from composer.pins import Pins
+from composer.residency import Checkpoint, PageEntry, Residency, Resident
+from composer.transfer import PoolTransfer
+
+Wanted = Mapping[str, list[bytes]]  # index space -> page hashes
+
+
+class Held:
+    """What a lease keeps in the device tier: pins, and slots that only it has."""
+
+    def __init__(self, tiers: Tiers) -> None:
+        self._tiers, self._pins = tiers, Pins(tiers.device)
+        self._own: Reservation = {}
+        self._released = False
+
+    def keep(self, wanted: Wanted, own: Reservation) -> None:
+        """Pin what is wanted, and own some slots; used under the caches' lock.
+
+        After ``release`` nothing is kept.
+        """
+        if self._released:
+            self._tiers.device.give_back(own)
+        else:
+            self._pins.add(wanted)
+            self._own = own
+
+    def release(self) -> None:
+        """Let go of everything, once."""
+        self._tiers.controller.transfer.fence()  # what the caller's stream still reads there
+        with self._tiers.lock:
+            own, self._own, self._released = self._own, {}, True
+            self._pins.release()
+            self._tiers.device.give_back(own)
+
+
+class Landing:
+    """Device slots of one restore on the way from host slots.
+
+    It owns the slots and the pins that it is given until ``end``.
+    """
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        prompt: Prompt,
+        wanted: Wanted,
+        pages: Mapping[str, list[int]],
+        taken: Reservation,
+        pins: Sequence[Pins],
+    ) -> None:
+        """``pages``: of the prompt, those that go to the ``taken`` slots; ``wanted``: all of it."""
+        self._tiers, self._prompt, self._wanted = tiers, prompt, wanted
+        self._pages, self._taken, self._pins = pages, taken, pins
+        self._coming = {s: [prompt.hashes[page] for page in pages[s]] for s in taken}
+        self._held = Held(tiers)
+
+    @property
+    def held(self) -> Held:
+        """What the lease keeps, from ``end`` on."""
+        return self._held
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has to be copied."""
+        return not self._taken
+
+    def steps(self, *, by_layer: bool) -> list[Step]:
+        """How host slots get to the device: all at once, or each layer by itself."""
+        if not self._taken:
+            return []
+        tiers, controller = self._tiers, self._tiers.controller
+        with tiers.lock:
+            transfers = [
+                PoolTransfer(space, slots, tiers.host.slots(space, self._coming[space]))
+                for space, slots in self._taken.items()
+            ]
+        controller.transfer.fence()  # what the caller's stream still does with these slots
+        if not by_layer:
+            layers = sorted({layer for pool in tiers.plan.spec.pools for layer in pool.layers})
+            return [Step(layers, partial(controller.load_back, transfers))]
+        load = controller.transfer.load_by_layer(transfers)
+        each = [Step([layer], partial(load.copy, layer)) for layer in load.layers]
+        return [*each, Step([], load.end)]
+
+    def slots(self) -> dict[str, list[int]]:
+        """Device slots of all that is wanted, there already or coming. Under the caches' lock."""
+        device, found = self._tiers.device, {}
+        for space, hashes in self._wanted.items():
+            known = device.residents[space]
+            coming = dict(zip(self._coming.get(space, ()), self._taken.get(space, ()), strict=True))
+            found[space] = [coming[h] if h in coming else known[h].slot for h in hashes]
+        return found
+
+    def degraded(self) -> tuple[str, ...]:
+        """Optional pools that some wanted page lacks. Under the caches' lock."""
+        tiers, names = self._tiers, []
+        for space, hashes in self._wanted.items():
+            optional = [a for a in tiers.plan.spaces[space].arenas if not a.required]
+            coming = set(self._coming.get(space, ())) if optional else set()
+            here = [page_hash for page_hash in hashes if page_hash not in coming]
+            if optional and any(
+                tiers.device.degraded(space, here) + tiers.host.degraded(space, coming)
+            ):
+                names += [pool.name for arena in optional for pool in arena.pools]
+        return tuple(names)
+
+    def end(self, error: BaseException | None) -> None:
+        """Adopt the slots (no error) or give them back, and let go."""
+        with self._tiers.lock:
+            try:
+                if error is None:
+                    self._land()
+            finally:
+                taken, self._taken = self._taken, {}
+                self._tiers.device.give_back(taken)
+                for pins in self._pins:
+                    pins.release()
+
+    def _land(self) -> None:
+        """Take over what was loaded. What another brought meanwhile stays the lease's own."""
+        tiers, device = self._tiers, self._tiers.device
+        slots: dict[str, dict[int, Resident]] = {}
+        own: Reservation = {}
+        taken, self._taken = self._taken, {}
+        for space, ids in taken.items():
+            coming, known = self._coming[space], device.residents[space]
+            slots[space], own[space] = {}, []
+            flags = tiers.host.degraded(space, coming)
+            for page, page_hash, slot, flag in zip(
+                self._pages[space], coming, ids, flags, strict=True
+            ):
+                if page_hash in known:
+                    own[space].append(slot)
+                else:
+                    slots[space][page] = Resident(slot, flag)
+        adopt(device, self._prompt, slots, self._pins[0])
+        add_checkpoint(device, self._prompt, self._wanted)
+        self._held.keep(self._wanted, own)
+
+
+def adopt(
+    tier: Residency,
+    prompt: Prompt,
+    slots: Mapping[str, dict[int, Resident]],
+    pins: Pins,
+    failed: Set[int] = frozenset(),
+) -> None:
+    """Take slots over and pin them: pages as far as they continue the prefix in all spaces.
+
+    Args:
+        tier: Where the slots are.
+        prompt: Whose pages they hold.
+        slots: Index space -> page of the prompt -> slot.
+        pins: Of the same tier.
+        failed: Pages that should be among them, and are not, in some space that keeps every page.
+    """
+    end = min(failed, default=len(prompt.hashes))
+    for page in sorted({page for space in tier.page_spaces for page in slots.get(space, ())}):
+        own = {s: slots[s][page] for s in tier.page_spaces if page in slots.get(s, {})}
+        if page < end and len(own) == len(tier.page_spaces):
+            tier.adopt_page(PageEntry(prompt.hashes[page], prompt.parent(page), prompt.scope), own)
+        else:
+            tier.give_back({space: [one.slot] for space, one in own.items()})
+    for space in tier.trailing:
+        for page, resident in slots.get(space, {}).items():
+            tier.adopt_trailing(space, prompt.hashes[page], resident)
+    pins.add(
+        {
+            space: [prompt.hashes[page] for page in sorted(slots.get(space, {}))]
+            for space in (*tier.page_spaces, *tier.trailing)
+        }
+    )
+
+
+def add_checkpoint(tier: Residency, prompt: Prompt, wanted: Wanted) -> None:
+    """Let a boundary keep what trails, where this tier holds all of what is ``wanted`` there."""
+    holds = {space: tuple(wanted[space]) for space in tier.trailing}
+    held = [hashes for hashes in holds.values() if hashes]
+    if held and all(tier.present(space, hashes).all() for space, hashes in holds.items()):
+        tier.add_checkpoint(Checkpoint(held[0][-1], prompt.scope, holds))
