@@ -36,6 +36,7 @@ def keep(parent: int, command: list[str]) -> int:
             break
     if child.poll() is None:
         child.terminate()
+        child.send_signal(signal.SIGCONT)  # a stopped process would not notice
         try:
             child.wait(STOP_S)
         except subprocess.TimeoutExpired:

@@ -2,31 +2,67 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
 import re
-import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from composer.backends.mooncake_library import code_name, environment, load, max_transfers
+from composer.backends.bounded import Deadline
+from composer.backends.mooncake_library import (
+    TRANSFER_FAILED,
+    code_name,
+    environment,
+    load,
+    max_transfers,
+)
+from composer.backends.mooncake_probe import check_answers, check_rdma, own_host
 from composer.errors import BackendError
+from composer.storage import PageObjects
 
-CONNECT_RETRY_S = 3.0  # a master that is started at the same time may be a little late
-_CONNECT_S = 1.0
+SET_UP_S = 5.0  # of a process that tries a set-up
 
-# (keys, addresses [num_keys, num_parts], part_bytes [num_parts]) -> code per key
-Transfer = Callable[
-    [list[str], npt.NDArray[np.int64], npt.NDArray[np.int64]], npt.NDArray[np.int64]
-]
-# (keys, pointers, sizes) -> code per key, as the library takes and gives them
-_Call = Callable[[list[str], list[Any], list[Any]], list[int]]
+# (keys, pointers, sizes, first key's place in the batch) -> code per key
+_Call = Callable[[list[str], list[Any], list[Any], int], list[int]]
+
+
+@dataclass(frozen=True)
+class ClientSettings:
+    """How a client is set up.
+
+    Attributes:
+        address: Of the master.
+        metrics_address: Of the master's HTTP server, where it is known.
+        segment_bytes: Memory lent to the store.
+        hostname: Our own host, as other clients reach it; None: as the master sees it.
+        allow_tcp_fallback: Whether TCP may serve where RDMA was asked for.
+        tenant: Whose keys they are; None: the library's default.
+        rpc_timeout_s: Longest wait for an answer; the first client of a process decides.
+        soft_pin_s: How long an object is spared from eviction; None: not at all.
+        ssd_path: Folder for objects that leave the memory; None: they are gone.
+        preferred_segment: Where objects are placed; None: in our own segment if there is one.
+    """
+
+    address: str
+    metrics_address: str | None = None
+    segment_bytes: int = 0
+    protocol: str = "tcp"
+    rdma_devices: str = ""
+    hostname: str | None = None
+    allow_tcp_fallback: bool = False
+    tenant: str | None = None
+    rpc_timeout_s: float = 10.0
+    soft_pin_s: float | None = None
+    ssd_path: str | None = None
+    preferred_segment: str | None = None
 
 
 class MooncakeClient:
@@ -35,41 +71,52 @@ class MooncakeClient:
     Attributes:
         store: The library's object. Only to be called between set-up and ``close``: outside of
             that it crashes the process.
-        config: How objects are placed: in our own segment if there is one.
+        segment: Where its objects are placed; None: anywhere.
         transfers: Limits what is in flight over all threads.
+        groups: Whether the library keeps the objects of one page together.
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        segment_bytes: int = 0,
-        protocol: str = "tcp",
-        rdma_devices: str = "",
-        rpc_timeout_s: float = 30.0,
-    ) -> None:
-        """Connect to the master at ``address`` and lend it ``segment_bytes``.
+    def __init__(self, settings: ClientSettings) -> None:
+        """Connect to the master and lend it memory.
 
         Raises:
-            BackendError: Nobody listens at the address, or the set-up failed.
+            BackendError: Nobody listens at the address, nobody answers there, or the set-up failed.
         """
-        os.environ.update(environment(rpc_timeout_s))
+        os.environ.update(environment(settings.rpc_timeout_s))
         library = load()
-        hostname = wait_for_listener(address)
-        self.address = address
+        if settings.protocol == "rdma" and not settings.allow_tcp_fallback:
+            check_rdma(settings.rdma_devices)
+        address = settings.address
+        host = own_host(address)
+        check_answers(address, settings.metrics_address, host, settings.rpc_timeout_s + SET_UP_S)
+        self.settings = settings
         self.store: Any = library.MooncakeDistributedStore()
-        code = self.store.setup(
-            hostname, "P2PHANDSHAKE", segment_bytes, 0, protocol, rdma_devices, address
-        )
+        code = self.store.setup(*_set_up_arguments(settings, settings.hostname or host))
         if code != 0:
             raise BackendError(
                 f"the set-up of a Mooncake client for the master at {address} failed with code "
-                f"{code} ({code_name(code)}), segment {segment_bytes} bytes, protocol {protocol}"
+                f"{code} ({code_name(code)}), segment {settings.segment_bytes} bytes, protocol "
+                f"{settings.protocol}"
             )
-        self.config: Any = library.ReplicateConfig()
-        if segment_bytes:
-            self.config.preferred_segment = self.store.get_hostname()
+        self._library = library
+        own = self.store.get_hostname() if settings.segment_bytes else None
+        self.segment: str | None = settings.preferred_segment or own
         self.transfers = Transfers(max_transfers())
+        self.groups = hasattr(library.ReplicateConfig(), "group_ids")
+
+    def config(self, groups: list[str] | None = None) -> Any:
+        """How objects are placed, and which belong together."""
+        config = self._library.ReplicateConfig()
+        if self.segment is not None:
+            config.preferred_segment = self.segment
+        if self.settings.soft_pin_s is not None:
+            if not hasattr(config, "soft_pin_action"):
+                raise BackendError("backend.soft_pin_s: this Mooncake library has no soft pins")
+            config.soft_pin_action = self._library.SoftPinAction.ENABLE
+            config.soft_pin_ttl_ms = round(self.settings.soft_pin_s * 1000)
+        if groups is not None and self.groups:
+            config.group_ids = groups
+        return config
 
     def exists(self, keys: list[str]) -> npt.NDArray[np.int64]:
         """1, 0 or an error code per key."""
@@ -79,75 +126,74 @@ class MooncakeClient:
         """0 or an error code per key; objects under a lease stay."""
         return np.array(self.store.batch_remove(keys, False), np.int64)
 
-    def write(
-        self,
-        keys: list[str],
-        addresses: npt.NDArray[np.int64],
-        part_bytes: npt.NDArray[np.int64],
-    ) -> npt.NDArray[np.int64]:
-        """Put objects; 0 (taken, or there already) or an error code per key."""
-        store, config = self.store, self.config
-        call = store.batch_put_from if len(part_bytes) == 1 else store.batch_put_from_multi_buffers
-        return self._in_chunks(
-            lambda *arguments: call(*arguments, config), keys, addresses, part_bytes
-        )
+    def answers(self) -> bool:
+        """Whether the master answers; asks it, and returns when it has."""
+        return int(self.store.is_exist(f"kvpool-{os.getpid()}")) >= 0
 
-    def read(
-        self,
-        keys: list[str],
-        addresses: npt.NDArray[np.int64],
-        part_bytes: npt.NDArray[np.int64],
-    ) -> npt.NDArray[np.int64]:
+    def write(self, objects: PageObjects, deadline: Deadline) -> npt.NDArray[np.int64]:
+        """Put objects; 0 (taken, or there already) or an error code per key."""
+        store = self.store
+        one_part = len(objects.part_bytes) == 1
+        call = store.batch_put_from if one_part else store.batch_put_from_multi_buffers
+
+        def put(keys: list[str], pointers: list[Any], sizes: list[Any], at: int) -> list[int]:
+            groups = objects.groups and objects.groups[at : at + len(keys)]
+            answers: list[int] = call(keys, pointers, sizes, self.config(groups))
+            return answers
+
+        return self._in_chunks(put, objects, deadline)
+
+    def read(self, objects: PageObjects, deadline: Deadline) -> npt.NDArray[np.int64]:
         """Get objects; bytes of the object or an error code per key."""
         store = self.store
-        call = store.batch_get_into if len(part_bytes) == 1 else store.batch_get_into_multi_buffers
-        return self._in_chunks(call, keys, addresses, part_bytes)
+        one_part = len(objects.part_bytes) == 1
+        call = store.batch_get_into if one_part else store.batch_get_into_multi_buffers
+        codes = self._in_chunks(lambda *arguments: call(*arguments[:3]), objects, deadline)
+        if not one_part:  # then the library says of a shorter object that its transfer failed
+            for index in np.flatnonzero(codes == TRANSFER_FAILED).tolist():
+                deadline.check()
+                size = int(store.get_size(objects.keys[index]))
+                if 0 <= size != objects.object_bytes:
+                    codes[index] = size
+        return codes
 
     def _in_chunks(
-        self,
-        call: _Call,
-        keys: list[str],
-        addresses: npt.NDArray[np.int64],
-        part_bytes: npt.NDArray[np.int64],
+        self, call: _Call, objects: PageObjects, deadline: Deadline
     ) -> npt.NDArray[np.int64]:
-        """Codes of a call for all keys, no more transfers in flight than the library bears."""
-        step = max(1, self.transfers.chunk // len(part_bytes))
-        if len(keys) <= step:
-            return self._in_one(call, keys, addresses, part_bytes)
-        return np.concatenate(
-            [
-                self._in_one(call, keys[at : at + step], addresses[at : at + step], part_bytes)
-                for at in range(0, len(keys), step)
-            ]
-        )
+        """Codes of a call for all keys, no more transfers in flight than the library bears.
 
-    def _in_one(
-        self,
-        call: _Call,
-        keys: list[str],
-        addresses: npt.NDArray[np.int64],
-        part_bytes: npt.NDArray[np.int64],
-    ) -> npt.NDArray[np.int64]:
-        """Codes of one call, which waits until the library bears its transfers."""
-        sizes, num_keys = part_bytes.tolist(), len(keys)
-        with self.transfers.taking(addresses.size):
-            if len(sizes) == 1:
-                answers = call(keys, addresses.ravel().tolist(), sizes * num_keys)
-            else:
-                answers = call(keys, addresses.tolist(), [sizes] * num_keys)
-        return np.array(answers, np.int64)
+        Raises:
+            BackendError: The call was given up before its last chunk.
+        """
+        step = max(1, self.transfers.chunk // len(objects.part_bytes))
+        sizes, codes = objects.part_bytes.tolist(), []
+        for at in range(0, len(objects.keys), step):
+            keys, addresses = objects.keys[at : at + step], objects.addresses[at : at + step]
+            with self.transfers.taking(addresses.size, deadline):
+                if len(sizes) == 1:
+                    pointers, lengths = addresses.ravel().tolist(), sizes * len(keys)
+                else:
+                    pointers, lengths = addresses.tolist(), [sizes] * len(keys)
+                codes.append(call(keys, pointers, lengths, at))
+        return np.array([code for chunk in codes for code in chunk], np.int64)
 
     def close(self) -> None:
         """Take the segment out of the store.
 
         The interpreter stands still for up to about 2 s, and for 17 s if the master is gone: ask
-        ``can_connect`` before.
+        ``answers`` before.
         """
         self.store.close()
+        if self.settings.ssd_path is not None:  # then it has only begun to
+            self.abandon()
 
     def abandon(self) -> None:
-        """Never touch the client again: not even its destructor runs, which could hang."""
+        """Never touch the client again: not even its destructor runs, which could hang.
+
+        Nor does the library's own end of the process, which would look for the master for 10 s.
+        """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.store))
+        _end_without_the_library()
 
 
 class Transfers:
@@ -160,12 +206,18 @@ class Transfers:
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
-    def taking(self, count: int) -> Iterator[None]:
-        """Wait until ``count`` more may be in flight. More than there are means all."""
+    def taking(self, count: int, deadline: Deadline) -> Iterator[None]:
+        """Wait until ``count`` more may be in flight. More than there are means all.
+
+        Raises:
+            BackendError: The deadline came first.
+        """
         count = min(count, self._limit)
         with self._changed:
             while self._free < count:
-                self._changed.wait()
+                deadline.check()
+                self._changed.wait(deadline.left_s)
+            deadline.check()
             self._free -= count
         try:
             yield
@@ -175,43 +227,24 @@ class Transfers:
                 self._changed.notify_all()
 
 
-def wait_for_listener(address: str, retry_s: float = CONNECT_RETRY_S) -> str:
-    """Our own address on the way to ``address``, once somebody listens there.
+def _set_up_arguments(settings: ClientSettings, host: str) -> list[Any]:
+    arguments: list[Any] = [host, "P2PHANDSHAKE", settings.segment_bytes, 0]
+    arguments += [settings.protocol, settings.rdma_devices, settings.address]
+    ssd, tenant = settings.ssd_path, settings.tenant
+    if ssd is not None or tenant is not None:
+        arguments += [None, ssd is not None, ssd or "", tenant or "default"]
+    return arguments
 
-    Raises:
-        BackendError: The address is none, or nobody listened for ``retry_s``.
+
+@cache
+def _end_without_the_library() -> None:
+    """End the process, once its Python part has ended, before the library's exit handlers run.
+
+    The C library runs such handlers last come, first served, and gives this one the exit code.
     """
-    end = time.monotonic() + retry_s
-    while True:
-        try:
-            return _own_address_towards(address)
-        except OSError as error:
-            if time.monotonic() >= end:
-                raise BackendError(
-                    f"no Mooncake master listens at {address}: {error}. Start one, or leave "
-                    "backend.address unset for an embedded store"
-                ) from error
-        time.sleep(0.1)
-
-
-def can_connect(address: str) -> bool:
-    """Whether somebody listens at ``address`` now."""
-    try:
-        _own_address_towards(address)
-    except OSError:
-        return False
-    return True
-
-
-def _own_address_towards(address: str) -> str:
-    host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isascii() and port.isdigit() and int(port) < 65536):
-        raise BackendError(f"{address!r} is no address of a Mooncake master. Write host:port")
-    with socket.create_connection((host, int(port)), timeout=_CONNECT_S) as connection:
-        own, peer = connection.getsockname(), connection.getpeername()
-        if own == peer:  # the kernel may connect a free local port to itself
-            raise ConnectionRefusedError("connected to itself")
-        return str(own[0])
+    libc = ctypes.CDLL(None)
+    atexit.register(libc.fflush, None)  # what C code has printed is not to be lost
+    libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
 
 
 def to_names(keys: Sequence[str]) -> list[str]:

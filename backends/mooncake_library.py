@@ -16,6 +16,9 @@ MAX_QUEUED = "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"
 # Result codes of the library that lead to something here; the others are counted by number.
 NO_SPACE = -200
 NOT_READY, NOT_FOUND, HAS_LEASE, LEASE_EXPIRED = -703, -704, -706, -707
+TRANSFER_FAILED, RPC_FAILED, RPC_TIMEOUT = -800, -900, -901
+MISSES = [NOT_FOUND, NOT_READY, LEASE_EXPIRED]
+UNREACHABLE = {TRANSFER_FAILED, RPC_FAILED, RPC_TIMEOUT}
 CODE_NAMES = {
     -1: "internal",
     -101: "segment_not_found",
@@ -30,10 +33,10 @@ CODE_NAMES = {
     HAS_LEASE: "leased",
     LEASE_EXPIRED: "lease_expired",
     -714: "replica_busy",
-    -800: "transfer_failed",
+    TRANSFER_FAILED: "transfer_failed",
     -801: "checksum_failed",
-    -900: "rpc_failed",
-    -901: "rpc_timeout",
+    RPC_FAILED: "rpc_failed",
+    RPC_TIMEOUT: "rpc_timeout",
 }
 
 _NOT_INSTALLED = (

@@ -1,42 +1,42 @@
 """A Mooncake store of our own: a master on free loopback ports, and a holder of a segment.
 
-Both are child processes that end with this process, also when it is killed. The master listens on
-loopback only; the data port of a client, the holder's too, listens on every interface: the library
-has no setting for it.
+Both are child processes that end with this process, also when it is killed, and are started again
+when they end before. The master listens on loopback only; the data port of a client, the holder's
+too, listens on every interface: the library has no setting for it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
-import subprocess
 import sys
-import tempfile
+import threading
 import time
-from http.client import HTTPConnection, HTTPException
+from collections.abc import Callable
 from types import TracebackType
 
 import psutil
 
-from composer.backends import keeper
+from composer.backends.child import READY_S, Child
 from composer.backends.mooncake_library import environment, master_binary
+from composer.backends.mooncake_probe import http_get
 from composer.errors import BackendError
 
-READY_S = 10.0
+WATCH_S = 0.2
 HOLDER_READY_S = 60.0  # a large segment is mapped first
 PORT_ATTEMPTS = 5
 _LOOPBACK = "127.0.0.1"
 
 
 class EmbeddedStore:
-    """Runs the store until ``close``.
+    """Runs the store until ``close``; a process of it that ends before is started again.
 
     Attributes:
         address: ``host:port`` of the master, for clients.
         metrics_address: ``host:port`` of the master's HTTP server, for listings.
         pids: Process ids of the master and, where there is one, of the holder, by name.
+        num_restarts: Processes that were started again.
     """
 
     def __init__(
@@ -46,8 +46,18 @@ class EmbeddedStore:
         *,
         lease_s: float = 5.0,
         prepopulate: bool = True,
+        restart: bool = True,
+        ssd_path: str | None = None,
     ) -> None:
         """Start the master, and with ``holder`` a process that lends ``segment`` bytes.
+
+        Args:
+            segment: Bytes that the holder lends.
+            holder: Whether there is one.
+            lease_s: How long an object is kept after it was asked for or read.
+            prepopulate: Whether the holder touches its memory in the background.
+            restart: Whether a process that ends is started again, empty, at the same address.
+            ssd_path: Folder for objects that leave the holder's memory.
 
         Raises:
             BackendError: Something did not start; says what it printed.
@@ -55,15 +65,22 @@ class EmbeddedStore:
         if holder and not segment:
             raise BackendError("a segment holder needs the size of the segment to hold")
         self._pid = os.getpid()
-        self._children: list[_Child] = []
+        self._lock, self._closing = threading.Lock(), threading.Event()
+        self._children: dict[str, Child] = {}
+        self._starts: dict[str, Callable[[], Child]] = {}
+        self._lease_s, self._offload = lease_s, ssd_path is not None
         self.pids: dict[str, int] = {}
+        self.num_restarts = 0
         try:
-            self.address, self.metrics_address = self._start_master(lease_s)
+            self.address, self.metrics_address = self._start_master()
             if holder:
-                self._start_holder(int(segment or 0), prepopulate)
+                hold = (int(segment or 0), prepopulate, ssd_path)
+                self._start("holder", lambda: self._start_holder(*hold))
         except BaseException:
             self.close()
             raise
+        if restart:
+            threading.Thread(target=self._watch, name="kvpool-store", daemon=True).start()
 
     def __enter__(self) -> EmbeddedStore:
         return self
@@ -79,119 +96,82 @@ class EmbeddedStore:
     @property
     def alive(self) -> bool:
         """Whether every process of the store still runs."""
-        return bool(self._children) and all(child.running for child in self._children)
+        with self._lock:
+            children = list(self._children.values())
+        return bool(children) and all(child.running for child in children)
 
     def close(self) -> None:
         """End the processes, the holder first. Idempotent; at most about 10 s each.
 
         In a fork of the process that started them it does nothing.
         """
-        while self._children and os.getpid() == self._pid:
-            self._children.pop().close()
+        if os.getpid() != self._pid:
+            return
+        self._closing.set()
+        with self._lock:
+            while self._children:
+                self._children.popitem()[1].close()
 
-    def _start_master(self, lease_s: float) -> tuple[str, str]:
+    def _start(self, name: str, start: Callable[[], Child]) -> None:
+        child = start()
+        self._children[name], self._starts[name] = child, start
+        self.pids[name] = child.pid
+
+    def _watch(self) -> None:
+        """Start again what ends, the master first."""
+        while not self._closing.wait(WATCH_S):
+            for name, start in self._starts.items():
+                with self._lock:
+                    if self._closing.is_set():
+                        return
+                    if self._children[name].running:
+                        continue
+                    self._children[name].close()
+                    with contextlib.suppress(BackendError):  # tried again
+                        self._start(name, start)
+                        self.num_restarts += 1
+
+    def _start_master(self) -> tuple[str, str]:
         """Addresses of a master that answers, tried again when another process took a port."""
+        failure = ""
         for _ in range(PORT_ATTEMPTS):
-            rpc_port, metrics_port = _free_ports(2)
-            child = _Child("Mooncake master", _master_command(rpc_port, metrics_port, lease_s))
-            self._children.append(child)
-            if _serves(child, rpc_port, metrics_port):
-                self.pids["master"] = child.pid
-                return f"{_LOOPBACK}:{rpc_port}", f"{_LOOPBACK}:{metrics_port}"
-            failure = child.failure()
-            self._children.pop().close()
+            ports = _free_ports(2)
+            try:
+                self._start("master", lambda ports=ports: self._master(*ports))  # type: ignore[misc]
+            except BackendError as error:
+                failure = str(error)
+            else:
+                return f"{_LOOPBACK}:{ports[0]}", f"{_LOOPBACK}:{ports[1]}"
         raise BackendError(failure)
 
-    def _start_holder(self, segment: int, prepopulate: bool) -> None:
+    def _master(self, rpc_port: int, metrics_port: int) -> Child:
+        command = _master_command(rpc_port, metrics_port, self._lease_s, self._offload)
+        child = Child("Mooncake master", command, environment(READY_S))
+        if not _serves(child, rpc_port, metrics_port, self._closing):
+            failure = child.failure()
+            child.close()
+            raise BackendError(failure)
+        return child
+
+    def _start_holder(self, segment: int, prepopulate: bool, ssd_path: str | None) -> Child:
         # The child finds this package where this process found it, installed or not.
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
             "from composer.backends.mooncake_holder import main; "
-            f"sys.exit(main({self.address!r}, {segment}, {prepopulate}))"
+            f"sys.exit(main({self.address!r}, {self.metrics_address!r}, {segment}, "
+            f"{prepopulate}, {ssd_path!r}))"
         )
-        child = _Child("segment holder", [sys.executable, "-c", code])
-        self._children.append(child)
+        child = Child("segment holder", [sys.executable, "-c", code], environment(READY_S))
         if child.line(HOLDER_READY_S) != "ready":
-            raise BackendError(child.failure())
-        self.pids["holder"] = child.pid
+            failure = child.failure()
+            child.close()
+            raise BackendError(failure)
+        return child
 
 
-class _Child:
-    """A command under a keeper, its output in a file that nobody sees unless it fails."""
-
-    def __init__(self, name: str, command: list[str]) -> None:
-        self._name = name
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by close)
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", keeper.__file__, str(os.getpid()), *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env=os.environ | environment(READY_S),
-            start_new_session=True,  # Ctrl-C is for this process, which then ends the child
-        )
-        self._unread = b""
-        self.pid = int(self.line(READY_S) or 0)
-
-    @property
-    def running(self) -> bool:
-        return self._keeper.poll() is None
-
-    def line(self, timeout_s: float) -> str | None:
-        """The next line that the child prints; None when it ends or takes too long."""
-        pipe = self._keeper.stdout
-        end = time.monotonic() + timeout_s
-        while pipe is not None and b"\n" not in self._unread:
-            left = end - time.monotonic()
-            if left <= 0 or not select.select([pipe], [], [], left)[0]:
-                return None
-            if not (piece := os.read(pipe.fileno(), 4096)):
-                return None
-            self._unread += piece
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line.decode()
-
-    def failure(self) -> str:
-        """Why the child is of no use: how it ended, and the end of what it printed."""
-        state = "does not answer" if self.running else f"ended with code {self._keeper.poll()}"
-        self._log.seek(0)
-        lines = (self._unread + self._log.read()).decode(errors="replace").splitlines()
-        printed = "; ".join(lines[-3:]) or "nothing"
-        return f"the {self._name} {state}; it printed: {printed}"
-
-    def close(self) -> None:
-        self._keeper.terminate()
-        try:
-            self._keeper.wait(keeper.STOP_S + 5)
-        except subprocess.TimeoutExpired:
-            self._keeper.kill()  # and the kernel kills the child
-            self._keeper.wait()
-        if self._keeper.stdout is not None:
-            self._keeper.stdout.close()
-        self._log.close()
-
-
-def http_get(address: str, path: str, timeout_s: float = READY_S) -> bytes:
-    """Body of an answer of the master's HTTP server; no proxy is asked.
-
-    Raises:
-        BackendError: Nobody answers at ``address``, or not with 200.
-    """
-    connection = HTTPConnection(address, timeout=timeout_s)
-    try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        body = answer.read()
-    except (OSError, HTTPException) as error:
-        raise BackendError(f"no answer from http://{address}{path}: {error}") from error
-    finally:
-        connection.close()
-    if answer.status != 200:
-        raise BackendError(f"http://{address}{path} answered {answer.status}")
-    return body
-
-
-def _master_command(rpc_port: int, metrics_port: int, lease_s: float) -> list[str]:
+def _master_command(
+    rpc_port: int, metrics_port: int, lease_s: float, offload: bool = False
+) -> list[str]:
     settings = {
         "rpc_address": _LOOPBACK,
         "rpc_port": rpc_port,
@@ -205,6 +185,9 @@ def _master_command(rpc_port: int, metrics_port: int, lease_s: float) -> list[st
         # Room for bursts: eviction runs every 10 ms, and a put never waits for it.
         "eviction_ratio": 0.1,
     }
+    if offload:
+        # Written when it is evicted: what waits for the next round of writing is lost.
+        settings |= {"enable_offload": "true", "offload_on_evict": "true"}
     return [master_binary(), *(f"--{name}={value}" for name, value in settings.items())]
 
 
@@ -219,10 +202,10 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
-def _serves(child: _Child, rpc_port: int, metrics_port: int) -> bool:
+def _serves(child: Child, rpc_port: int, metrics_port: int, closing: threading.Event) -> bool:
     """Whether the child itself listens and is healthy; somebody else's answer is none."""
     end = time.monotonic() + READY_S
-    while child.running and time.monotonic() < end:
+    while child.running and time.monotonic() < end and not closing.is_set():
         with contextlib.suppress(psutil.Error, BackendError):
             listening = {
                 connection.laddr.port

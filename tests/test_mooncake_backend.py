@@ -1,6 +1,5 @@
 """The Mooncake backend keeps the contract against a real store, and bears what the store does."""
 
-import json
 import os
 import re
 import socket
@@ -17,7 +16,7 @@ from composer.backends import mooncake_segment
 from composer.backends.mooncake import MooncakeBackend
 from composer.backends.mooncake_store import EmbeddedStore
 from composer.errors import BackendError, ConfigError, InvariantError
-from composer.storage import FAILED, MISSING, PageObjects
+from composer.storage import MISSING, PageObjects
 from tests.backend_contract import BackendContract, Opened
 
 pytestmark = pytest.mark.mooncake
@@ -139,6 +138,8 @@ asyncio.run(main())
         (Params(segment="8 parsecs"), "backend.segment: '8 parsecs' is no size"),
         (Params(segment="1MiB"), "backend.segment: 1MiB is less than Mooncake lends"),
         (Params(segment_in="cloud"), "backend.segment_in: 'cloud' is no place"),
+        (Params(rpc_timeout_s=0), "backend.rpc_timeout_s: 0 s is no time to wait"),
+        (Params(address="h:1", shared="x"), "backend.shared: a store at an address is shared"),
     ],
 )
 def test_a_setting_that_makes_no_sense_names_its_key(params, message):
@@ -294,41 +295,6 @@ def test_a_fork_that_uses_the_backend_is_told_so(shared):
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 42
     assert shared.backend.exists(["a"]).tolist() == [False]
-
-
-MASTER_GONE = """
-import json, os, signal, time
-from composer.backends.mooncake import MooncakeBackend
-from tests.backend_contract import Opened
-opened = Opened(MooncakeBackend(MooncakeBackend.Params(segment="16MiB", prepopulate=False)))
-objects = opened.objects(["a", "b", "c"], [64])
-opened.backend.put(objects)
-os.kill(opened.backend.embedded.pids["master"], signal.SIGKILL)
-while opened.backend.embedded.alive:
-    time.sleep(0.01)
-exists = opened.backend.exists(objects.keys).tolist()
-sizes = opened.backend.get(objects).tolist()
-taken = opened.backend.put(objects).tolist()
-begin = time.monotonic()
-opened.backend.close()
-close_s = time.monotonic() - begin
-print(json.dumps([exists, sizes, taken, close_s, opened.backend.counters()]), flush=True)
-os._exit(0)  # the library's own end would look for the master for 10 s
-"""
-
-
-def test_with_the_master_gone_calls_are_misses_and_close_is_quick():
-    process = child(MASTER_GONE)
-    exists, sizes, taken, close_s, counters = json.loads(process.communicate()[0])
-
-    assert process.returncode == 0
-    assert exists == [False] * 3
-    assert sizes == [FAILED] * 3
-    assert taken == [False] * 3
-    assert close_s < 3
-    assert counters["abandoned_clients"] == 1
-    for operation in ("exists", "get", "put"):
-        assert counters[f"{operation}_rpc_failed"] == 3
 
 
 def test_the_memory_of_the_segment_is_touched_in_the_background():

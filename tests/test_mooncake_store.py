@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from composer.backends import mooncake_store
-from composer.backends.mooncake_store import EmbeddedStore, http_get
+from composer.backends.mooncake_probe import http_get
+from composer.backends.mooncake_store import EmbeddedStore
 from composer.errors import BackendError
 
 pytestmark = pytest.mark.mooncake
