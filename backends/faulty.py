@@ -127,10 +127,10 @@ class FaultyBackend:
             self._strike(Call.keys)
             return self._inner.keys(prefix)
 
-    def remove(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
+    def remove(self, keys: Sequence[str], *, force: bool = False) -> npt.NDArray[np.bool_]:
         """Remove the objects whose removal does not fail."""
         with self._calls:
-            return self._pass(Call.remove, keys, self._inner.remove)
+            return self._pass(Call.remove, keys, partial(self._inner.remove, force=force))
 
     def counters(self) -> Mapping[str, int]:
         """Those of the wrapped backend, and what was done to it."""
@@ -219,4 +219,5 @@ def _some(objects: PageObjects, chosen: Bools) -> PageObjects:
     if chosen.all():
         return objects
     keys = [objects.keys[i] for i in np.flatnonzero(chosen).tolist()]
-    return PageObjects(keys, objects.addresses[chosen], objects.part_bytes)
+    groups = objects.groups and [objects.groups[i] for i in np.flatnonzero(chosen).tolist()]
+    return PageObjects(keys, objects.addresses[chosen], objects.part_bytes, groups)

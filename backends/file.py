@@ -1,17 +1,16 @@
 """One file per object, in a directory per namespace, scope, object name and shard."""
 
 # A Path per object would cost more than a small read.
-# ruff: noqa: PTH100, PTH103, PTH105, PTH108, PTH110, PTH111, PTH116, PTH118, PTH120
+# ruff: noqa: PTH100, PTH105, PTH108, PTH110, PTH111, PTH118, PTH120
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,13 +19,15 @@ import numpy as np
 import numpy.typing as npt
 
 from composer.backends.common import Calls, Counts, RegisteredMemory
+from composer.backends.file_io import move_all, opened, read, size_of, views_of
 from composer.backends.file_names import SUFFIX, key_of, path_of, subtree_of
-from composer.errors import BackendError
+from composer.backends.file_quota import Quota, temporary_of
+from composer.errors import BackendError, Problems
 from composer.storage import FAILED, MISSING, PageObjects
+from composer.units import parse_bytes
 
 CLOSE_TIMEOUT_S = 60.0
-_MAX_PARTS = os.sysconf("SC_IOV_MAX")  # of one readv or writev
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class FileBackend:
@@ -43,13 +44,19 @@ class FileBackend:
         Attributes:
             path: Folder of the store, made if need be. None: a private one, removed on close.
             fsync: Whether an object is on the disk itself when a put returns.
+            max_bytes: Largest size of the folder, over all who write there with this setting; the
+                least recently used objects make room. None: as large as the disk.
+            min_free_bytes: What stays free on the disk.
         """
 
         path: str | None = None
         fsync: bool = False
+        max_bytes: str | None = None
+        min_free_bytes: str = "1GiB"
 
     def __init__(self, params: Params | None = None) -> None:
         params = params or self.Params()
+        max_bytes, min_free_bytes = _sizes(params)
         self._fsync = params.fsync
         self._private: tempfile.TemporaryDirectory[str] | None = None
         if params.path is None:
@@ -57,13 +64,14 @@ class FileBackend:
             self.path = self._private.name
         else:
             self.path = os.path.abspath(os.path.expanduser(params.path))
+        self._counts = Counts()
         try:
             Path(self.path).mkdir(parents=True, exist_ok=True)
+            self._quota = Quota(self.path, max_bytes, min_free_bytes, self._counts)
         except OSError as error:
             raise BackendError(f"the folder {self.path} cannot be made: {error}") from error
         self._memory = RegisteredMemory()
         self._calls = Calls("file")
-        self._counts = Counts()
         self._serial = itertools.count()
 
     @classmethod
@@ -97,25 +105,31 @@ class FileBackend:
             for index, key in enumerate(objects.keys):
                 try:
                     path = path_of(self.path, key)
-                    if _size(path) != object_bytes:
-                        self._write(path, _views(objects.addresses[index].tolist(), part_bytes))
-                        num_new += 1
-                    taken[index] = True
-                except OSError as error:
-                    self._counts.add(**{"full" if error.errno in _FULL else "put_errors": 1})
+                    if size_of(path) == object_bytes:
+                        taken[index] = True
+                        continue
+                    views = views_of(objects.addresses[index].tolist(), part_bytes)
+                    taken[index] = self._put(path, views, object_bytes)
+                    num_new += int(taken[index])
+                except OSError:
+                    self._counts.add(put_errors=1)
         self._counts.add(put_bytes=num_new * object_bytes)
         return taken
 
     def get(self, objects: PageObjects) -> npt.NDArray[np.int64]:
-        """Read each file of the right size into its parts."""
+        """Read each file of the right size into its parts; others are removed."""
         part_bytes, object_bytes = objects.part_bytes.tolist(), objects.object_bytes
         sizes = np.full(len(objects.keys), MISSING, np.int64)
         with self._calls:
             self._memory.check(objects)
             for index, key in enumerate(objects.keys):
-                views = _views(objects.addresses[index].tolist(), part_bytes)
+                views = views_of(objects.addresses[index].tolist(), part_bytes)
+                path = path_of(self.path, key)
                 try:
-                    sizes[index] = _read(path_of(self.path, key), views, object_bytes)
+                    sizes[index] = read(path, views, object_bytes)
+                    if sizes[index] != object_bytes:
+                        self._unlink(path)
+                        self._counts.add(wrong_size=1)
                 except FileNotFoundError:
                     continue
                 except OSError:
@@ -135,15 +149,14 @@ class FileBackend:
                 if name.endswith(SUFFIX):
                     yield key_of(self.path, os.path.join(folder, name))
 
-    def remove(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
+    def remove(self, keys: Sequence[str], *, force: bool = False) -> npt.NDArray[np.bool_]:
         """Remove the files; folders stay, another process may be about to write there."""
+        del force
         gone = np.ones(len(keys), np.bool_)
         with self._calls:
             for index, key in enumerate(keys):
                 try:
-                    os.unlink(path_of(self.path, key))
-                except FileNotFoundError:
-                    continue
+                    self._unlink(path_of(self.path, key))
                 except OSError:
                     gone[index] = False
         self._counts.add(remove_errors=int((~gone).sum()))
@@ -160,85 +173,61 @@ class FileBackend:
             if self._private is not None:
                 self._private.cleanup()
 
-    def _write(self, path: str, views: list[memoryview]) -> None:
-        """A file of these bytes at ``path``, by way of a temporary one beside it."""
-        temporary = f"{path}.{os.getpid()}-{next(self._serial)}.tmp"
+    def _put(self, path: str, views: list[memoryview], num_bytes: int) -> bool:
+        """Whether there was room for a file of these bytes; it is at ``path`` then."""
+        for first in (True, False):
+            if not self._quota.take(num_bytes):
+                break
+            try:
+                self._quota.give_back(self._write(path, views, num_bytes))
+            except OSError as error:
+                self._quota.give_back(num_bytes)
+                if error.errno not in _FULL:
+                    raise
+                may_help = first and error.errno != errno.EFBIG
+                if not (may_help and self._quota.make_room(num_bytes)):
+                    break
+            else:
+                return True
+        self._counts.add(full=1)
+        return False
+
+    def _write(self, path: str, views: list[memoryview], num_bytes: int) -> int:
+        """Write a temporary file and put it at ``path``; bytes of the one that it replaces."""
+        temporary = temporary_of(path, next(self._serial))
         try:
-            with _opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
-                _move_all(os.writev, file, views)
+            with opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+                os.ftruncate(file, num_bytes)  # its size counts from now on
+                move_all(os.writev, file, views)
                 if self._fsync:
                     os.fsync(file)
+            replaced = size_of(path) or 0
             os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
             raise
         if self._fsync:
-            with _opened(os.path.dirname(path), os.O_RDONLY) as folder:
+            with opened(os.path.dirname(path), os.O_RDONLY) as folder:
                 os.fsync(folder)
+        return replaced
+
+    def _unlink(self, path: str) -> None:
+        size = size_of(path)
+        if size is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+                self._quota.give_back(size)
 
 
-def _views(addresses: list[int], part_bytes: list[int]) -> list[memoryview]:
-    """The memory of each part, in place."""
-    return [
-        memoryview((ctypes.c_char * num_bytes).from_address(address)).cast("B")
-        for address, num_bytes in zip(addresses, part_bytes, strict=True)
-    ]
-
-
-def _size(path: str) -> int | None:
-    try:
-        return os.stat(path).st_size
-    except FileNotFoundError:
-        return None
-
-
-@contextlib.contextmanager
-def _opened(path: str, flags: int) -> Iterator[int]:
-    """A file descriptor; folders of a file to be created are made when they are missing."""
-    try:
-        file = os.open(path, flags | os.O_CLOEXEC, 0o644)
-    except FileNotFoundError:
-        if not flags & os.O_CREAT:
-            raise
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        file = os.open(path, flags | os.O_CLOEXEC, 0o644)
-    try:
-        yield file
-    finally:
-        os.close(file)
-
-
-def _read(path: str, views: list[memoryview], object_bytes: int) -> int:
-    """Bytes of the file; read into ``views`` only if it has ``object_bytes``."""
-    with _opened(path, os.O_RDONLY) as file:
-        size = os.fstat(file).st_size
-        if size == object_bytes:
-            _move_all(os.readv, file, views)
-        return size
-
-
-def _move_all(
-    move: Callable[[int, list[memoryview]], int], file: int, views: list[memoryview]
-) -> None:
-    """Read or write every byte of ``views``.
-
-    Raises:
-        OSError: The file ended first, e.g. because somebody cut it while it was read.
-    """
-    for first in range(0, len(views), _MAX_PARTS):
-        batch = views[first : first + _MAX_PARTS]
-        while batch:
-            moved = move(file, batch)
-            if not moved and any(view.nbytes for view in batch):
-                raise OSError(errno.EIO, "the file is shorter than it was")
-            batch = _rest(batch, moved)
-
-
-def _rest(views: list[memoryview], moved: int) -> list[memoryview]:
-    """What is left of ``views`` after their first ``moved`` bytes."""
-    for index, view in enumerate(views):
-        if moved < view.nbytes:
-            return [view[moved:], *views[index + 1 :]]
-        moved -= view.nbytes
-    return []
+def _sizes(params: FileBackend.Params) -> tuple[int | None, int]:
+    """Largest size of the folder and what stays free, in bytes."""
+    problems, found = Problems(), []
+    for name in ("max_bytes", "min_free_bytes"):
+        text = getattr(params, name)
+        try:
+            found.append(None if text is None else parse_bytes(text))
+        except ValueError as error:
+            problems.add(f"backend.{name}", str(error))
+    problems.raise_if_any()
+    return found[0], found[1] or 0

@@ -75,8 +75,9 @@ class MemoryBackend:
         with self._calls:
             return [key for key in list(self._objects) if key.startswith(prefix)]
 
-    def remove(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
+    def remove(self, keys: Sequence[str], *, force: bool = False) -> npt.NDArray[np.bool_]:
         """Forget objects; always True."""
+        del force
         with self._calls:
             for key in keys:
                 self._objects.pop(key, None)

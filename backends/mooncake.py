@@ -160,11 +160,11 @@ class MooncakeBackend:
             lines = http_get(self._metrics_address, "/get_all_keys").decode().split("\n")
         return [key for line in lines if line and (key := to_key(line)).startswith(prefix)]
 
-    def remove(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Remove objects; one under a lease stays, and is False."""
+    def remove(self, keys: Sequence[str], *, force: bool = False) -> npt.NDArray[np.bool_]:
+        """Remove objects; one under a lease stays, unless forced, and is False."""
         with self._calls:
             names = to_names(keys)
-            codes = self._link.call("remove", lambda client, _: client.remove(names))
+            codes = self._link.call("remove", lambda client, _: client.remove(names, force))
         self._judge("remove", codes)
         return np.isin(codes, [0, NOT_FOUND])
 

@@ -25,6 +25,7 @@ from composer.objects import ArenaObjects
 from composer.schema import Verify
 from composer.storage import StorageBackend
 from composer.transfer import Moved, PoolTransfer, Transfer
+from composer.upkeep import Upkeep
 
 T = TypeVar("T")
 
@@ -78,6 +79,8 @@ class HybridCacheController:
             checksum = verify is Verify.checksum
             objects = ArenaObjects(arena, checksum=checksum, poison=poison)
             self._objects[arena.spec.space].append(objects)
+        everything = [one for arenas in self._objects.values() for one in arenas]
+        self._upkeep = Upkeep(everything, self.guard)
         if backend is not None:
             self.attach(backend)
 
@@ -172,12 +175,7 @@ class HybridCacheController:
 
     def count_objects(self) -> int | None:
         """Objects of this stack's namespaces in storage; None where they cannot be listed."""
-        backend = self.backend
-        if backend is None:
-            return 0
-        namespaces = {one.spec.namespace for one in self.host.arenas.values()}
-        listed = [self.guard.call("keys", partial(backend.keys, f"{name}/")) for name in namespaces]
-        return None if None in listed else sum(len(keys or ()) for keys in listed)
+        return 0 if self.backend is None else self._upkeep.count(self.backend)
 
     def remove_all(self, scope: str | None) -> dict[str, int | None]:
         """Remove a scope's objects (None: those of every scope) from storage.
@@ -186,19 +184,9 @@ class HybridCacheController:
             How many were removed and how many are left, e.g. leased; None where the backend
             cannot list its objects.
         """
-        backend, removed, left = self.backend, 0, 0
-        if backend is None:
+        if self.backend is None:
             return {"storage_removed": 0, "storage_left": 0}
-        for objects in (one for arenas in self._objects.values() for one in arenas):
-            every = f"{objects.arena.spec.namespace}/"
-            prefix = every if scope is None else objects.prefix(scope)[0]
-            keys = self.guard.call("keys", partial(backend.keys, prefix))
-            if keys is None:
-                return {"storage_removed": None, "storage_left": None}
-            gone = self.guard.call("remove", partial(backend.remove, keys)) if keys else None
-            num_gone = 0 if gone is None else int(gone.sum())
-            removed, left = removed + num_gone, left + len(keys) - num_gone
-        return {"storage_removed": removed, "storage_left": left}
+        return self._upkeep.remove(self.backend, scope)
 
     def _write(self, one: PoolTransfer, known: Bools) -> PoolTransferResult:
         todo = np.flatnonzero(~known)
@@ -257,7 +245,15 @@ class HybridCacheController:
         self.read.num_bytes += int(check.ok.sum()) * blank.object_bytes
         self.counters.add("objects_read", int(check.ok.sum()))
         self.counters.add_all(check.refused, "read_refused.")
+        self._discard([blank.keys[i] for i in np.flatnonzero(~check.ok & (num_bytes >= 0))])
         return check.ok
+
+    def _discard(self, keys: list[str]) -> None:
+        """Remove what holds other bytes than its key says, so that it can be written again."""
+        backend = self.backend
+        if backend is not None and keys:
+            gone = self.guard.call("remove", partial(backend.remove, keys, force=True))
+            self.counters.add("objects_discarded", 0 if gone is None else int(gone.sum()))
 
     def _quarantine(self, space: str, slots: list[int], ended: Future[Any]) -> None:
         """Hand slots out again only when a call that was given up touches them no more.

@@ -95,8 +95,13 @@ class StorageBackend(Protocol):
         """Keys that start with ``prefix``; a listing, which does not keep objects alive."""
         ...
 
-    def remove(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Remove objects; True where afterwards there is none."""
+    def remove(self, keys: Sequence[str], *, force: bool = False) -> npt.NDArray[np.bool_]:
+        """Remove objects; True where afterwards there is none.
+
+        Args:
+            keys: Of the objects.
+            force: Also what somebody may be reading: for objects whose bytes are wrong.
+        """
         ...
 
     def counters(self) -> Mapping[str, int]:

@@ -43,8 +43,8 @@ class Faulty:
     def keys(self, prefix=""):
         return self.inner.keys(prefix)
 
-    def remove(self, keys):
-        return self.inner.remove(keys)
+    def remove(self, keys, *, force=False):
+        return self.inner.remove(keys, force=force)
 
     def counters(self):
         return self.inner.counters()

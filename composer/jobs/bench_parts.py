@@ -101,7 +101,8 @@ class NullBackend:
         del prefix
         return []
 
-    def remove(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
+    def remove(self, keys: Sequence[str], *, force: bool = False) -> npt.NDArray[np.bool_]:
+        del force
         return np.ones(len(keys), dtype=np.bool_)
 
     def counters(self) -> Mapping[str, int]:
