@@ -93,6 +93,7 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
             "composer.counters",
             "composer.breaker",
             "composer.guard",
+            "composer.upkeep",
             "composer.controller",
             "composer.residency",
             "composer.pins",
