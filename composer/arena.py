@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from composer.keys import FORMAT_VERSION, namespace_digest, object_name
 from composer.layout import ALIGNMENT, Block, Section, check_blocks, object_order
-from composer.schema import Unit
+from composer.schema import StorageObjects, Unit
 from composer.spec import BufferSpec, ModelSpec, PoolSpec
 
 TRAILER_BYTES = 64
@@ -16,7 +16,10 @@ TRAILER_BYTES = 64
 
 @dataclass(frozen=True)
 class ArenaSpec:
-    """The pools of one index space, one shard class and one value of ``required``.
+    """The pools that share one storage object.
+
+    Those of one index space, one shard class and one value of ``required``; less of them where
+    ``storage.objects`` says so.
 
     Attributes:
         space: Index space whose ids number the arena's pages (or states).
@@ -25,6 +28,7 @@ class ArenaSpec:
         name: The object part of the storage key.
         shard: The shard part: which of the model's bytes this rank holds.
         required: False: a miss of this arena degrades a hit instead of shortening it.
+        writes: Whether this rank is the first of those that hold the same bytes.
         window_pages: Pages before a boundary that must be there; None: all of them.
         manifest: What the namespace is a digest of, for people.
         namespace: Digest of everything that changes the meaning of the object's bytes.
@@ -36,6 +40,7 @@ class ArenaSpec:
     name: str
     shard: str
     required: bool
+    writes: bool
     window_pages: int | None
     manifest: Mapping[str, object]
 
@@ -95,18 +100,32 @@ def make_arenas(spec: ModelSpec) -> tuple[ArenaSpec, ...]:
     arenas: list[ArenaSpec] = []
     for space, pools in spec.spaces.items():
         stored = [pool for pool in pools if pool.prefix_cacheable and pool.buffers]
-        groups: dict[tuple[str, bool], list[PoolSpec]] = {}
-        for pool in stored:
-            groups.setdefault((pool.shard_class, pool.required), []).append(pool)
-        found = [
-            _arena(spec, space, tuple(group), is_main=index == 0)
-            for index, group in enumerate(groups.values())
-        ]
+        found = [_arena(spec, space, name, group) for name, group in _groups(spec, space, stored)]
         arenas.extend(arena for arena in reversed(found) if arena.payload_bytes)
     return tuple(arenas)
 
 
-def _arena(spec: ModelSpec, space: str, pools: tuple[PoolSpec, ...], is_main: bool) -> ArenaSpec:
+def _groups(
+    spec: ModelSpec, space: str, pools: Sequence[PoolSpec]
+) -> list[tuple[str, tuple[PoolSpec, ...]]]:
+    """Name of each arena of a space, and its pools (or one pool with one of its buffers)."""
+    if spec.objects is StorageObjects.pool:
+        return [(object_name(space, [pool.name]), (pool,)) for pool in pools]
+    if spec.objects is StorageObjects.buffer:
+        return [
+            (object_name(space, [pool.name], one.name), (replace(pool, buffers=(one,)),))
+            for pool in pools
+            for one in pool.buffers
+        ]
+    groups: dict[tuple[str, bool], list[PoolSpec]] = {}
+    for pool in pools:
+        groups.setdefault((pool.shard_class, pool.required), []).append(pool)
+    first, *others = groups.values() or [[]]
+    named = [(object_name(space), tuple(first))] if first else []
+    return named + [(object_name(space, (p.name for p in one)), tuple(one)) for one in others]
+
+
+def _arena(spec: ModelSpec, space: str, name: str, pools: tuple[PoolSpec, ...]) -> ArenaSpec:
     by_axes: dict[tuple[str, ...], list[PoolSpec]] = {}
     for pool in pools:
         by_axes.setdefault(pool.axes, []).append(pool)
@@ -117,9 +136,10 @@ def _arena(spec: ModelSpec, space: str, pools: tuple[PoolSpec, ...], is_main: bo
         space=space,
         pools=pools,
         sections=sections,
-        name=object_name(space, () if is_main else (pool.name for pool in pools)),
+        name=name,
         shard=f"{cuts}.l{layers[0]}-{layers[-1]}" if layers else cuts,
         required=pools[0].required,
+        writes=not set.intersection(*(set(pool.twins) for pool in pools)),
         window_pages=spec.window_pages(pools) if spec.is_trailing(space) else None,
         manifest=_manifest(spec, sections),
     )

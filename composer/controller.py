@@ -79,6 +79,9 @@ class HybridCacheController:
             checksum = verify is Verify.checksum
             objects = ArenaObjects(arena, checksum=checksum, poison=poison)
             self._objects[arena.spec.space].append(objects)
+        for arenas in self._objects.values():
+            for objects in arenas:
+                objects.grouped = len(arenas) > 1
         everything = [one for arenas in self._objects.values() for one in arenas]
         self._upkeep = Upkeep(everything, self.guard)
         if backend is not None:
@@ -195,13 +198,16 @@ class HybridCacheController:
         optional = todo if any_required else np.arange(len(known))
         if len(one.degraded):
             optional = optional[~np.asarray(one.degraded, dtype=np.bool_)[optional]]
+        everything = True
         for objects in arenas:
-            if objects.arena.spec.required:
+            if not objects.arena.spec.writes:  # another rank holds the same, and writes it
+                everything &= not objects.arena.spec.required
+            elif objects.arena.spec.required:
                 todo = todo[self._put(objects, one, todo)]
             else:
                 self._put(objects, one, optional)
         ok = known.copy()
-        ok[todo] = True
+        ok[todo] = everything
         return PoolTransferResult(one.pool, ok, seen=known)
 
     def _ask(self, keys: list[str]) -> Bools:

@@ -132,7 +132,10 @@ class HostPoolGroup:
             name: FreeList(f"host {name}", space.num_host_slots)
             for name, space in plan.spaces.items()
         }
-        views = {name: v for arena in self.arenas.values() for name, v in arena.views.items()}
+        views: dict[str, dict[str, BufferView]] = {}
+        for arena in self.arenas.values():
+            for name, buffers in arena.views.items():
+                views.setdefault(name, {}).update(buffers)
         self.entries = {
             pool.name: PoolEntry(pool, views[pool.name])
             for pool in plan.spec.pools

@@ -69,10 +69,17 @@ def parse_key(text: str) -> ObjectKey:
     return key
 
 
-def object_name(space: str, pools: Iterable[str] = ()) -> str:
-    """Name of an arena's objects: its index space, and its pools unless they are the main ones."""
+def object_name(space: str, pools: Iterable[str] = (), buffer: str | None = None) -> str:
+    """Name of an arena's objects: its index space, and its pools unless they are the main ones.
+
+    Args:
+        space: Index space.
+        pools: Pools whose bytes they hold.
+        buffer: The one buffer that they hold; None: all.
+    """
     names = ",".join(quote(pool, safe="") for pool in pools)
-    return quote(space, safe="") + (f":{names}" if names else "")
+    part = "" if buffer is None else f"+{quote(buffer, safe='')}"
+    return quote(space, safe="") + (f":{names}{part}" if names else "")
 
 
 def namespace_digest(manifest: Mapping[str, object]) -> str:

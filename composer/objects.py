@@ -58,6 +58,7 @@ class ArenaObjects:
 
     Attributes:
         object_bytes: Bytes of one object.
+        grouped: Whether a page has other objects, too.
         prefix: Scope -> key text before the page hash, and a trailer that lacks the page's own
             part; remembered for the scopes in use.
     """
@@ -67,6 +68,7 @@ class ArenaObjects:
         self._bytes = arena.memory.numpy().data
         self._start = arena.memory.data_ptr()
         self.object_bytes = arena.spec.object_bytes
+        self.grouped = False
         self.prefix = lru_cache(maxsize=4096)(self._prefix)
 
     def keys(self, scope: str, page_hashes: Sequence[bytes]) -> list[str]:
@@ -151,8 +153,12 @@ class ArenaObjects:
     def _objects(
         self, scope: str, slots: Sequence[int], page_hashes: Sequence[bytes]
     ) -> PageObjects:
-        parts = self.arena.parts
-        return PageObjects(self.keys(scope, page_hashes), parts.addresses(slots), parts.num_bytes)
+        parts, groups = self.arena.parts, None
+        if self.grouped:
+            space = f"{scope}/{self.arena.spec.space}/"
+            groups = [space + page_hash.hex() for page_hash in page_hashes]
+        keys = self.keys(scope, page_hashes)
+        return PageObjects(keys, parts.addresses(slots), parts.num_bytes, groups)
 
     def _expected(self, scope: str, page_hashes: Sequence[bytes]) -> npt.NDArray[np.void]:
         rows = np.empty(len(page_hashes), dtype=TRAILER)

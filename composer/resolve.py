@@ -48,6 +48,7 @@ def resolve(config: StackConfig) -> ModelSpec:
         anchor=config.anchor,
         stage=model.stage,
         identity=_identity(config),
+        objects=config.storage.objects,
     )
 
 
@@ -120,7 +121,7 @@ def stage_layers(num_layers: int, rank: int, size: int) -> tuple[int, int]:
 
 
 def _check_ranks(parallel: ParallelConfig, num_layers: int, problems: Problems) -> None:
-    for name, place in (("tp", parallel.tp), ("pp", parallel.pp)):
+    for name, place in (("tp", parallel.tp), ("pp", parallel.pp), ("cp", parallel.cp)):
         if place.size < 1:
             problems.add(f"parallel.{name}.size", f"size is {place.size}", "It is at least 1")
         elif not 0 <= place.rank < place.size:

@@ -11,7 +11,7 @@ from composer.layers import Choice, producers
 from composer.relations import hit_policy
 from composer.schema import BufferConfig, PoolConfig, PoolHitPolicy, StackConfig, Unit
 from composer.spec import BufferSpec, PoolSpec, Split
-from composer.split import name_shard, resolve_split, share
+from composer.split import lower_twins, name_shard, resolve_split, share
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,10 @@ def resolve_pool(name: str, pool: PoolConfig, space: str, scope: PoolScope) -> P
         if buffer is not None
     )
     _check_heads(name, pool, scope)
-    tp = config.parallel.tp
+    tp, cp = config.parallel.tp, config.parallel.cp
     shard, shard_class = name_shard(buffers, pool.unit, tp.rank, tp.size)
+    if cp.size > 1:
+        shard += f".c{cp.rank}of{cp.size}"
     tokens_per_row = _tokens_per_row(pool, scope)
     return PoolSpec(
         name=name,
@@ -66,6 +68,7 @@ def resolve_pool(name: str, pool: PoolConfig, space: str, scope: PoolScope) -> P
         draft=choice.draft,
         shard=shard,
         shard_class=shard_class,
+        twins=lower_twins(buffers, tp.rank, tp.size),
         weight=pool.weight,
         exclude=dict(pool.exclude) or None,
     )

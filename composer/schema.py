@@ -46,7 +46,9 @@ class Verify(Enum):
 class StorageObjects(Enum):
     """What one storage object carries."""
 
-    page = "page"  # one page (or state) of all pools of one arena
+    page = "page"  # one page (or state) of all pools of one shard class
+    pool = "pool"  # of one pool
+    buffer = "buffer"  # of one buffer of one pool
 
 
 class WritePolicy(Enum):
@@ -219,10 +221,11 @@ class RankConfig:
 
 @dataclass
 class ParallelConfig:
-    """Tensor and pipeline parallelism: this rank and how many."""
+    """Tensor, pipeline and context parallelism: this rank and how many."""
 
     tp: RankConfig = field(default_factory=RankConfig)
     pp: RankConfig = field(default_factory=RankConfig)
+    cp: RankConfig = field(default_factory=RankConfig)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
 
-from composer.schema import PoolHitPolicy, Unit
+from composer.schema import PoolHitPolicy, StorageObjects, Unit
 
 DTYPE_BYTES: Mapping[str, int] = {
     "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -76,8 +76,10 @@ class PoolSpec:
         rows_per_page: Rows of a page; 1 where the unit is page or state.
         window_tokens: Only with trailing_pages on a token or page pool.
         draft: Whether the pool belongs to the draft layers.
-        shard: What this rank's bytes are: ``r``, ``h2-3of8``, ``s1of4`` (no layer range).
+        shard: What this rank's bytes are: ``r``, ``h2-3of8``, ``s1of4`` (no layer range), and
+            behind it ``.c0of2`` where several context-parallel ranks hold a page's tokens.
         shard_class: ``replicated``, ``heads`` or ``rank``.
+        twins: Tensor-parallel ranks below this one that hold the same bytes.
         axes: The layout's axis order for this pool.
     """
 
@@ -100,6 +102,7 @@ class PoolSpec:
     draft: bool = False
     shard: str = "r"
     shard_class: str = "replicated"
+    twins: tuple[int, ...] = ()
     weight: float | None = None
     exclude: Mapping[str, str] | None = None
 
@@ -120,6 +123,7 @@ class ModelSpec:
         anchor: Pool on which pages and hits are counted; None for a pure state-space model.
         stage: First and past-the-last layer of this pipeline stage.
         identity: What enters every namespace beside the pools, by name.
+        objects: What one storage object carries.
     """
 
     name: str
@@ -130,6 +134,7 @@ class ModelSpec:
     anchor: str | None
     stage: tuple[int, int]
     identity: Mapping[str, str]
+    objects: StorageObjects = StorageObjects.page
 
     @cached_property
     def spaces(self) -> dict[str, tuple[PoolSpec, ...]]:

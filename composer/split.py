@@ -77,6 +77,14 @@ def name_shard(buffers: Sequence[BufferSpec], unit: Unit, rank: int, size: int) 
     return f"s{shares.index(unit_ranges(flat, rank, size))}of{len(shares)}", "rank"
 
 
+def lower_twins(buffers: Sequence[BufferSpec], rank: int, size: int) -> tuple[int, ...]:
+    """The ranks below ``rank`` that hold the same bytes of a pool."""
+    splits = [buffer.split for buffer in buffers if buffer.split is not None]
+    counts = [count for split in splits for count in _counts(split)]
+    own = unit_ranges(counts, rank, size)
+    return tuple(other for other in range(rank) if unit_ranges(counts, other, size) == own)
+
+
 def _counts(split: Split) -> tuple[int, ...]:
     return tuple(part // unit for part, unit in zip(split.parts, split.unit_size, strict=True))
 
