@@ -56,6 +56,16 @@ DRAFT = {
 }
 EXTRA = {"layers": [{"indices": [2]}], "buffers": {"key": {"shape": [5], "dtype": "int8"}}}
 
+SPLIT = {"split": {"axis": 0}}
+RANKS = {  # bytes that every tensor rank has, and bytes that are cut over them
+    "kv": {"layers": "all", "buffers": {n: one | SPLIT for n, one in heads(4).items()}},
+    "latent": {
+        "indices_from_pool": "kv",
+        "layers": "all",
+        "buffers": {"latent": {"shape": [9], "dtype": "bfloat16"}},
+    },
+}
+
 SCHEMAS = {
     "kv": {"kv": KV},
     "kv+indexer": {"kv": KV, "indexer": INDEXER},
@@ -66,6 +76,7 @@ SCHEMAS = {
     "kv+draft": {"kv": KV, "draft": DRAFT},
     "kv+extra": {"kv": KV, "extra": EXTRA},  # two free lists that keep every page
     "state": {"state": STATE},
+    "ranks": RANKS,
     "index only": {"kv": {"layers": "all"}, "indexer": INDEXER, "swa": SWA},
 }
 
