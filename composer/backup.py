@@ -9,6 +9,7 @@ from composer.group import Reservation
 from composer.ledger import Ledger
 from composer.lookup import Tiers
 from composer.pins import Pins
+from composer.plan import StackPlan
 from composer.residency import Checkpoint, PageEntry, Resident
 from composer.transfer import PoolTransfer
 
@@ -32,11 +33,26 @@ class Batch:
     checkpoints: Sequence[Checkpoint]
     before: Sequence[bytes] = ()
 
+    def num_bytes(self, plan: StackPlan) -> int:
+        """Bytes of it in the host tier, at most."""
+        windows = [spaces for one in self.checkpoints for spaces in one.holds.items()]
+        counts = [
+            (space, len(self.pages)) for space, one in plan.spaces.items() if not one.window_pages
+        ]
+        counts += [(space, len(held)) for space, held in windows]
+        return sum(plan.spaces[space].host_slot_bytes * count for space, count in counts)
+
 
 class Backup:
-    """One batch on its way: reserved in the caller's thread, moved on a worker."""
+    """One batch on its way: reserved in the caller's thread, moved on a worker.
+
+    Attributes:
+        num_bytes: Bytes of the host tier that it may take.
+    """
 
     def __init__(self, tiers: Tiers, batch: Batch, ledger: Ledger, write: Write) -> None:
+        self.num_bytes = batch.num_bytes(tiers.plan)
+        self._copied = False
         self._tiers, self._batch, self._ledger, self._write = tiers, batch, ledger, write
         self._device, self._host = Pins(tiers.device), Pins(tiers.host)
         self._hashes: dict[str, list[bytes]] = {}
@@ -66,18 +82,29 @@ class Backup:
         return True
 
     def run(self) -> None:
-        """Copy to the host, adopt there, write to storage. Gives everything back on failure."""
-        tiers, batch = self._tiers, self._batch
+        """Copy to the host unless that was done, and write to storage."""
         try:
-            tiers.controller.backup(self._transfers())
-            with tiers.lock:
+            self.copy()
+            hashes = {space: found for space, found in self._hashes.items() if found}
+            self._write(self._batch.scope, hashes, self._batch.before)
+        finally:
+            with self._tiers.lock:
+                self._release()
+
+    def copy(self) -> None:
+        """Copy to the host, and adopt there. Gives everything back on failure."""
+        if self._copied:
+            return
+        try:
+            self._tiers.controller.backup(self._transfers())
+            with self._tiers.lock:
                 self._adopt()
                 self._device.release()
-            hashes = {space: found for space, found in self._hashes.items() if found}
-            self._write(batch.scope, hashes, batch.before)
+            self._copied = True
         finally:
-            with tiers.lock:
-                self._release()
+            if not self._copied:
+                with self._tiers.lock:
+                    self._release()
 
     def _wanted(self) -> dict[str, list[bytes]]:
         """Hashes per index space of what is still in the device tier."""
@@ -144,6 +171,8 @@ class Backup:
 
 class Rewrite:
     """Host slots that storage does not have, written again."""
+
+    num_bytes = 0  # they are in the host tier already
 
     def __init__(
         self, tiers: Tiers, scope: str, hashes: dict[str, list[bytes]], write: Write

@@ -61,7 +61,7 @@ class Commit:
             tiers.controller.counters.add("checkpoints_incomplete", len(incomplete))
         if pages or checkpoints:
             before = prompt.hashes[: operation.first]
-            self._writer.back_up(Batch(prompt.scope, pages, checkpoints, before))
+            self._writer.committed(Batch(prompt.scope, pages, checkpoints, before))
         return Committed(len(pages), len(checkpoints), incomplete)
 
 

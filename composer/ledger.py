@@ -30,6 +30,7 @@ class Ledger:
         self._reprove_s, self._clock = reprove_s, clock
         self._unwritten: dict[Slot, str] = {}
         self._unproven: dict[Slot, _Written] = {}
+        self._failed: set[Slot] = set()  # of the unwritten: nobody is about to write them
 
     @property
     def num_unsaved(self) -> int:
@@ -39,6 +40,15 @@ class Ledger:
     def unwritten(self) -> dict[Slot, str]:
         """Slots that storage does not have, with their scopes."""
         return dict(self._unwritten)
+
+    @property
+    def failed(self) -> dict[Slot, str]:
+        """Unwritten slots that were tried before or got lost, with their scopes."""
+        return {slot: self._unwritten[slot] for slot in self._failed}
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self._failed)
 
     def to_ask(self) -> dict[Slot, str]:
         """Written slots to look for now, with their scopes: each once per ``reprove_s``."""
@@ -55,9 +65,22 @@ class Ledger:
             if slot not in self._unproven:
                 self._unwritten[slot] = scope
 
+    def lose(self, slots: Iterable[Slot], scope: str) -> None:
+        """Slots that turned out to be missing in storage: they have to be written again."""
+        for slot in slots:
+            self._unproven.pop(slot, None)
+            self._unwritten[slot] = scope
+            self._failed.add(slot)
+
+    def refused(self, slot: Slot) -> None:
+        """The store did not take a slot."""
+        if slot in self._unwritten:
+            self._failed.add(slot)
+
     def wrote(self, slot: Slot, *, seen: bool) -> None:
         """The store took a slot, or (``seen``) was found to have it."""
         scope = self._unwritten.pop(slot, None)
+        self._failed.discard(slot)
         if scope is not None:
             self.num_written += 1
             if seen:
@@ -73,15 +96,12 @@ class Ledger:
         if seen:
             self.num_saved += 1
         else:
-            self._unwritten[slot] = written.scope
+            self.lose([slot], written.scope)
 
-    def lose_all(self) -> None:
-        """Nothing that was written is there any more: the store is another one."""
-        self._unwritten |= {slot: written.scope for slot, written in self._unproven.items()}
-        self._unproven.clear()
-
-    def forget(self, space: str, page_hash: bytes) -> None:
-        """The host tier gave a slot up."""
-        if self._unwritten.pop((space, page_hash), None) is not None:
-            self.num_lost += 1
-        self._unproven.pop((space, page_hash), None)
+    def forget(self, slot: Slot) -> bool:
+        """The host tier gave a slot up. True: before storage had it."""
+        lost = self._unwritten.pop(slot, None) is not None
+        self.num_lost += lost
+        self._failed.discard(slot)
+        self._unproven.pop(slot, None)
+        return lost

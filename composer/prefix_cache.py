@@ -12,6 +12,7 @@ from composer.lease import Lease, Slots
 from composer.lookup import Lookup, Match, Prompt, Tiers
 from composer.plan import StackPlan
 from composer.restore import Restore
+from composer.schema import PolicyConfig
 from composer.writer import Published, Writer
 
 
@@ -23,14 +24,15 @@ class PrefixCache:
         plan: StackPlan,
         controller: HybridCacheController,
         *,
-        renew_pages: int,
+        policy: PolicyConfig,
         reprove_s: float,
+        retries: bool = False,
     ) -> None:
         self.plan, self.controller = plan, controller
         self.tiers = Tiers(plan, controller)
-        self.writer = Writer(self.tiers, renew_pages=renew_pages, reprove_s=reprove_s)
+        self.writer = Writer(self.tiers, policy, reprove_s=reprove_s, retries=retries)
         self._lookup = Lookup(self.tiers)
-        self._restore = Restore(self.tiers, self._lookup)
+        self._restore = Restore(self.tiers, self._lookup, self.writer.save)
         self._commit = Commit(self.tiers, self.writer)
 
     def match(self, prompt: Prompt, max_tokens: int | None = None) -> Match:
@@ -39,7 +41,13 @@ class PrefixCache:
 
     def restore(self, match: Match, *, wait: bool = True) -> Lease:
         """Bring a matched prefix into the device tier."""
-        return self._restore.restore(match, wait=wait)
+        lease = self._restore.restore(match, wait=wait)
+        try:
+            self.writer.hit(match.prompt, lease.num_pages)
+        except BaseException:
+            lease.release()
+            raise
+        return lease
 
     def settle(self) -> None:
         """Return when nothing is being loaded into the device tier any more."""
@@ -49,8 +57,7 @@ class PrefixCache:
         """Device slots to compute into, or None when there is no room even after evicting."""
         spaces = self.plan.spaces
         counts = {n: num_states if one.is_state else num_pages for n, one in spaces.items()}
-        with self.tiers.lock:
-            taken = self.tiers.device.take(counts)
+        taken = self.writer.take(counts)
         if taken is None:
             self.controller.counters.add("allocations_without_room")
             return None
@@ -113,7 +120,9 @@ class PrefixCache:
         self.settle()
         with self.tiers.lock:
             freed = {t: getattr(self.tiers, t).clear(scope) for t in ("device", "host")}
-        return {**freed, **self.controller.remove_all(scope)}
+        removed = self.controller.remove_all(scope)
+        self.writer.cleared(scope)  # what is in use is still here
+        return {**freed, **removed}
 
     def counters(self) -> dict[str, int]:
         """Everything counted so far, by name."""

@@ -6,7 +6,7 @@ verifiably here. A tier without room shortens the prefix to the longest boundary
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -17,15 +17,18 @@ from composer.lease import Lease
 from composer.load_back import LayerNeeds, Load
 from composer.lookup import Lookup, Match, Prompt, Tiers
 from composer.pins import Pins
-from composer.residency import Residency, Resident
+from composer.residency import Checkpoint, PageEntry, Residency, Resident
 from composer.transfer import PoolTransfer
+
+Entry = PageEntry | Checkpoint
+Save = Callable[[Entry], None]  # what the device tier is about to give up
 
 
 class Restore:
     """Restores matches, one ``_Operation`` each."""
 
-    def __init__(self, tiers: Tiers, lookup: Lookup) -> None:
-        self._tiers, self._lookup = tiers, lookup
+    def __init__(self, tiers: Tiers, lookup: Lookup, save: Save) -> None:
+        self._tiers, self._lookup, self._save = tiers, lookup, save
         self._needs = LayerNeeds(tiers.plan.spec)
         self._loading: dict[Load, Match] = {}
 
@@ -44,7 +47,7 @@ class Restore:
             operation.look_again(self._lookup)
             operation.reserve_host()
             operation.prefetch()
-            operation.reserve_device()
+            operation.reserve_device(self._save)
             landing = operation.land()
         finally:
             operation.close()
@@ -145,10 +148,17 @@ class _Operation:
             # what was read stays, whatever the device can hold
             add_checkpoint(self._tiers.host, self._prompt, self._wanted(self.boundary))
 
-    def reserve_device(self) -> None:
-        """Take device slots for what is only in host memory."""
-        with self._tiers.lock:
-            self._reserve(self._tiers.device, sources=("device", "host"))
+    def reserve_device(self, save: Save) -> None:
+        """Take device slots for what is only in host memory.
+
+        What the device tier has to save first is saved without the caches' lock.
+        """
+        while True:
+            with self._tiers.lock:
+                first = self._reserve(self._tiers.device, sources=("device", "host"))
+            if first is None:
+                return
+            save(first)
 
     def land(self) -> Landing:
         """Hand over what is reserved and pinned."""
@@ -205,8 +215,10 @@ class _Operation:
         window = self._tiers.plan.spaces[space].window_pages
         return 0 if window is None else max(boundary - window, 0)
 
-    def _reserve(self, tier: Residency, sources: Sequence[str]) -> None:
+    def _reserve(self, tier: Residency, sources: Sequence[str]) -> Entry | None:
         """Take slots in ``tier`` for what the slower of the sources hold.
+
+        None: they are taken. Else what has to be saved before the tier has room.
 
         Making room may evict what a shorter boundary would have needed, so that every attempt
         looks again.
@@ -227,7 +239,9 @@ class _Operation:
             taken = tier.take({space: len(found) for space, found in pages.items() if found})
             if taken is not None:
                 self._from[tier.tier], self._taken[tier.tier] = pages, taken
-                return
+                return None
+            if tier.refused is not None:
+                return tier.refused
             self._cut = f"{tier.tier}_capacity"
             self._controller.counters.add(f"shortened.{self._cut}")
             self.boundary = self._fitting(tier, missing, allowed)

@@ -68,7 +68,8 @@ class Stack:
         self.cache = PrefixCache(
             plan,
             self.controller,
-            renew_pages=config.policy.renew_pages,
+            policy=config.policy,
+            retries=executor is None,
             reprove_s=getattr(BACKENDS.innermost(config.backend), "reprove_s", REPROVE_S),
         )
 
@@ -211,6 +212,7 @@ class Stack:
         """Finish what is under way and give everything back. Idempotent."""
         try:
             self.cache.settle()
+            self.cache.writer.close()
             self.detach()
         finally:
             if self._owns_executor:

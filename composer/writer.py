@@ -1,21 +1,26 @@
-"""Write-through: what is committed to the device is copied to the host and written to storage."""
+"""What is committed to the device goes on to the host and to storage, as the policy says."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
 from time import monotonic
 
-from composer.backup import Backup, Batch, Hashes, Rewrite
+from composer.backup import Batch, Hashes, Rewrite
+from composer.group import Reservation
+from composer.heads import Heads
 from composer.ledger import Ledger, Slot
-from composer.lookup import Tiers
+from composer.lookup import Prompt, Tiers
+from composer.losses import Losses
+from composer.residency import Checkpoint, PageEntry
+from composer.retry import Retry
+from composer.schema import PolicyConfig
+from composer.sender import Sender
 from composer.transfer import PoolTransfer
-
-MOST_WAITING = 1024  # batches kept for a retry
+from composer.units import parse_bytes
+from composer.write_policy import POLICIES
 
 
 @dataclass(frozen=True)
@@ -36,65 +41,117 @@ class Published:
 
 
 class Writer:
-    """Backs up and writes batches on the controller's workers."""
+    """Decides what moves on, and knows what became of it.
 
-    def __init__(self, tiers: Tiers, *, renew_pages: int, reprove_s: float) -> None:
-        self._tiers, self._renew_pages = tiers, renew_pages
+    Args:
+        tiers: Where it moves.
+        policy: When it moves.
+        reprove_s: How often at most a written page is looked for.
+        retries: Whether what failed is tried again by a thread, without a publish.
+    """
+
+    def __init__(
+        self, tiers: Tiers, policy: PolicyConfig, *, reprove_s: float, retries: bool
+    ) -> None:
+        self._tiers, self._renew_pages = tiers, policy.renew_pages
         self.ledger = Ledger(reprove_s)
-        tiers.host.on_evict = self.ledger.forget
-        self._lock = Lock()
-        self._pending: set[Future[None]] = set()
-        self._waiting: deque[Batch] = deque()  # for room in the host tier
+        self._sender = Sender(tiers, self.ledger, self.write, parse_bytes(policy.max_pending))
+        self._policy = POLICIES[policy.name](tiers.device, policy)
+        self._losses = Losses(tiers, self.ledger, self._policy.held)
+        self._heads = Heads(tiers, num_pages=policy.renew_pages, every_s=policy.refresh_s)
+        self._retry = Retry(self.retry) if retries else None
         self._reported = (0, 0)
+        tiers.device.keeps = self._policy.keeps
 
-    def back_up(self, batch: Batch) -> None:
-        """Start a batch's way to the host and on to storage; without room there it waits."""
-        for piece in self._pieces(batch):
-            job = Backup(self._tiers, piece, self.ledger, self.write)
-            if job.reserve():
-                self._start(job)
-            else:
-                self._wait_for_room(piece)
+    def committed(self, batch: Batch) -> None:
+        """The device tier took these over."""
+        with self._tiers.lock:
+            batches = self._policy.committed(batch)
+        self._back_up(batches)
+
+    def hit(self, prompt: Prompt, num_pages: int) -> None:
+        """A prefix was used."""
+        hashes = prompt.hashes[:num_pages]
+        with self._tiers.lock:
+            batches = self._policy.hit(hashes)
+            head = self._heads.due(hashes)
+        self._back_up(batches)
+        if head:
+            self._sender.pending.submit(partial(self._refresh, prompt.scope, head))
+
+    def take(self, counts: Mapping[str, int]) -> Reservation | None:
+        """Device slots, after evicting for them and saving what the policy wants saved first."""
+        tiers = self._tiers
+        while True:
+            with tiers.lock:
+                taken = tiers.device.take(counts)
+                first = tiers.device.refused
+            if taken is not None or first is None:
+                return taken
+            self.save(first)
+
+    def save(self, entry: PageEntry | Checkpoint) -> None:
+        """Copy what the device tier would give up next, and its chain, to the host."""
+        with self._tiers.lock:
+            batch = self._policy.held.take(entry.page_hash)
+        if batch is not None:
+            self._sender.save(batch)
 
     def attached(self) -> None:
-        """There is another store: it has to get all that the host tier holds."""
-        host, ledger = self._tiers.host, self.ledger
+        """There is another store: it has to get all that went on before."""
         with self._tiers.lock:
-            ledger.lose_all()
-            for page in host.pages.values():
-                ledger.expect(((space, page.page_hash) for space in host.page_spaces), page.scope)
-            for one in host.checkpoints.values():
-                slots = ((space, held) for space, hashes in one.holds.items() for held in hashes)
-                ledger.expect(slots, one.scope)
+            self._losses.everything(None)
+        self._wake()
+
+    def cleared(self, scope: str | None) -> None:
+        """Storage lost a scope (None: all): what is still here has to be written again."""
+        with self._tiers.lock:
+            self._losses.everything(scope)
+        self._wake()
 
     def drain(self, wait_s: float | None = None) -> bool:
         """Wait for what was started; False when time ran out. Raises what a job raised."""
-        with self._lock:
-            pending = set(self._pending)
-        done, late = wait(pending, timeout=wait_s)
-        with self._lock:
-            self._pending -= done
-        for future in done:
-            future.result()
-        return not late
+        return self._sender.pending.drain(wait_s)
+
+    def close(self) -> None:
+        """Try nothing again any more. Idempotent."""
+        if self._retry is not None:
+            self._retry.close()
 
     def publish(self, wait_s: float | None = None) -> Published:
         """Finish what was started, retry what failed, and look for what was written."""
         deadline = None if wait_s is None else monotonic() + wait_s
-        done = self.drain(wait_s)
+        with self._tiers.lock:
+            batches = self._policy.flush()
+        self._back_up(batches)
+        done = self.drain(_left(deadline))
         if done:
-            while (job := self._next_waiting()) is not None:
-                self._start(job)
-            self._write_again()
+            self._sender.follow()
+            self._write_again(self.ledger.unwritten)
             done = self.drain(_left(deadline))
         if done and self._prove():
-            self._write_again()
+            self._write_again(self.ledger.unwritten)
+            done = self.drain(_left(deadline))
+        if done and self._send_again():
             done = self.drain(_left(deadline))
         return self._report(done)
 
+    def retry(self) -> bool:
+        """Write again what failed, and wait for it; True while something is left."""
+        tiers = self._tiers
+        if tiers.controller.backend is None:
+            return False
+        self._sender.follow()
+        with tiers.lock:
+            failed = self.ledger.failed
+        wait(self._write_again(failed))
+        self._send_again()
+        with tiers.lock:
+            return self.ledger.has_failed or len(self._losses.again) > 0
+
     def write(self, scope: str, hashes: Hashes, before: Sequence[bytes] = ()) -> None:
         """Write host slots that are pinned, and note what became of them."""
-        tiers = self._tiers
+        tiers, failed = self._tiers, False
         with tiers.lock:
             transfers = [self._transfer(space, found, scope) for space, found in hashes.items()]
         renewed = before[: self._renew_pages]
@@ -111,10 +168,14 @@ class Writer:
                 ):
                     if ok:
                         self.ledger.wrote((one.pool, page_hash), seen=seen)
+                    else:
+                        self.ledger.refused((one.pool, page_hash))
             for one, result in zip(renew, results[len(transfers) :], strict=False):
-                known = tiers.host.residents[one.pool]
-                aged = (h for h, ok in zip(renewed, result.ok.tolist(), strict=True) if not ok)
-                self.ledger.expect(((one.pool, h) for h in aged if h in known), scope)
+                aged = [h for h, ok in zip(renewed, result.ok.tolist(), strict=True) if not ok]
+                self._losses.missing(one.pool, aged, scope)
+            failed = self.ledger.has_failed
+        if failed:
+            self._wake()
 
     def _transfer(self, space: str, hashes: Sequence[bytes], scope: str) -> PoolTransfer:
         host = self._tiers.host
@@ -126,68 +187,46 @@ class Writer:
             degraded=host.degraded(space, hashes),
         )
 
-    def _start(self, job: Backup | Rewrite) -> None:
-        future = self._tiers.controller.submit(partial(self._run, job))
-        with self._lock:
-            self._pending.add(future)
-        future.add_done_callback(self._finished)
+    def _back_up(self, batches: Iterable[Batch]) -> None:
+        for batch in batches:
+            self._sender.back_up(batch)
+        if self._sender.num_waiting:
+            self._wake()
 
-    def _run(self, job: Backup | Rewrite) -> None:
-        """Run a job, and then what waits for the room that it leaves."""
-        following: Backup | Rewrite | None = job
-        while following is not None:
-            following.run()
-            following = self._next_waiting()
+    def _wake(self) -> None:
+        if self._retry is not None:
+            self._retry.wake()
 
-    def _finished(self, future: Future[None]) -> None:
-        if future.exception() is None:  # others stay, for ``drain`` to raise
-            with self._lock:
-                self._pending.discard(future)
+    def _refresh(self, scope: str, head: list[bytes]) -> None:
+        """Look for the head of a chain, and write again what is gone."""
+        missing = self._heads.missing(scope, head)
+        with self._tiers.lock:
+            for space, hashes in missing.items():
+                self._losses.missing(space, hashes, scope)
+            lost = self.ledger.failed
+        if any(missing.values()):
+            self._tiers.controller.counters.add("heads_renewed")
+            self._write_again(lost)
+            self._send_again()
 
-    def _pieces(self, batch: Batch) -> Iterator[Batch]:
-        """Parts of a batch, each at most half of the host tier, so that one can follow another."""
-        tiers, spaces = self._tiers, self._tiers.plan.spaces
-        slots = [spaces[space].num_host_slots for space in tiers.host.page_spaces]
-        held = [spaces[s].num_host_slots // window for s, window in tiers.host.trailing.items()]
-        pages, checkpoints = (max(min(counts, default=2) // 2, 1) for counts in (slots, held))
-        count = max(-(-len(batch.pages) // pages), -(-len(batch.checkpoints) // checkpoints))
-        for index in range(count):
-            yield Batch(
-                batch.scope,
-                batch.pages[index * pages : (index + 1) * pages],
-                batch.checkpoints[index * checkpoints : (index + 1) * checkpoints],
-                () if index else batch.before,
-            )
+    def _send_again(self) -> bool:
+        """Send on what only the device tier has; while storage takes nothing, later."""
+        with self._tiers.lock:
+            batches = [] if self.ledger.has_failed else self._losses.again.take_all()
+        self._back_up(batches)
+        return bool(batches)
 
-    def _wait_for_room(self, batch: Batch) -> None:
-        counters = self._tiers.controller.counters
-        counters.add("backups_without_room")
-        with self._lock:
-            self._waiting.append(batch)
-            too_many = len(self._waiting) > MOST_WAITING
-            if too_many:
-                self._waiting.popleft()
-        if too_many:
-            counters.add("backups_given_up")
-
-    def _next_waiting(self) -> Backup | None:
-        """The oldest batch that waits, once there is room for it."""
-        with self._lock:
-            batch = self._waiting.popleft() if self._waiting else None
-        if batch is None:
-            return None
-        job = Backup(self._tiers, batch, self.ledger, self.write)
-        if job.reserve():
-            return job
-        with self._lock:
-            self._waiting.appendleft(batch)
-        return None
-
-    def _write_again(self) -> None:
+    def _write_again(self, slots: Mapping[Slot, str]) -> list[Future[None]]:
         """Write what storage refused or lost."""
         with self._tiers.lock:
-            for scope, hashes in _by_scope(self.ledger.unwritten).items():
-                self._start(Rewrite(self._tiers, scope, hashes, self.write))
+            return [
+                self._sender.start(Rewrite(self._tiers, scope, hashes, self.write))
+                for scope, hashes in _by_scope(self._here(slots)).items()
+            ]
+
+    def _here(self, slots: Mapping[Slot, str]) -> dict[Slot, str]:
+        residents = self._tiers.host.residents
+        return {slot: scope for slot, scope in slots.items() if slot[1] in residents[slot[0]]}
 
     def _prove(self) -> bool:
         """Ask for written slots; True: storage has lost some."""
@@ -208,12 +247,10 @@ class Writer:
         with self._tiers.lock:
             ledger, before = self.ledger, self._reported
             self._reported = ledger.num_written, ledger.num_saved
-            with self._lock:
-                waiting = sum(len(b.pages) + len(b.checkpoints) for b in self._waiting)
             return Published(
                 ledger.num_written - before[0],
                 ledger.num_saved - before[1],
-                ledger.num_unsaved + waiting,
+                ledger.num_unsaved + self._sender.num_waiting + len(self._losses.again),
                 done,
             )
 

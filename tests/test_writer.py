@@ -85,8 +85,8 @@ class TestLedger:
         ledger = Ledger(10.0)
         ledger.expect([("kv", b"a"), ("kv", b"b")], "-")
         ledger.wrote(("kv", b"b"), seen=False)
-        ledger.forget("kv", b"a")
-        ledger.forget("kv", b"b")
+        ledger.forget(("kv", b"a"))
+        ledger.forget(("kv", b"b"))
         ledger.wrote(("kv", b"a"), seen=True)
         ledger.asked(("kv", b"b"), seen=True)
         assert (ledger.num_unsaved, ledger.num_saved, ledger.num_written) == (0, 0, 1)
@@ -112,7 +112,7 @@ class TestFailures:
             done = stack.publish()
             assert (done.pages_unsaved, len(backend.keys())) == (0, 6)
             assert stack.counters()["backend_failed.put"] == 1
-            assert stack.cache.writer._pending == set()
+            assert stack.cache.writer._sender.pending._futures == set()
 
     @pytest.mark.parametrize("fault", [broken, dropped, refused])
     def test_invariant_7_a_store_that_is_down_is_a_miss_and_comes_back(self, backend, fault):
@@ -260,4 +260,4 @@ class TestRoom:
             for first in range(0, 1000, 10):
                 engine.serve(prompt(first))
             stack.cache.writer.drain()
-            assert stack.cache.writer._pending == set()
+            assert stack.cache.writer._sender.pending._futures == set()
