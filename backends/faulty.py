@@ -127,6 +127,11 @@ class FaultyBackend:
             self._strike(Call.keys)
             return self._inner.keys(prefix)
 
+    def sizes(self, keys: Sequence[str]) -> npt.NDArray[np.int64]:
+        """Sizes in the wrapped backend."""
+        with self._calls:
+            return self._inner.sizes(keys)
+
     def remove(self, keys: Sequence[str], *, force: bool = False) -> npt.NDArray[np.bool_]:
         """Remove the objects whose removal does not fail."""
         with self._calls:

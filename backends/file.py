@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from composer.backends.common import Calls, Counts, RegisteredMemory
 from composer.backends.file_io import move_all, opened, read, size_of, views_of
 from composer.backends.file_names import SUFFIX, key_of, path_of, subtree_of
 from composer.backends.file_quota import Quota, temporary_of
-from composer.errors import BackendError, Problems
+from composer.errors import BackendError, ConfigError, Problems
 from composer.storage import FAILED, MISSING, PageObjects
 from composer.units import parse_bytes
 
@@ -83,6 +83,17 @@ class FileBackend:
             return
         with tempfile.TemporaryDirectory(prefix="kvpool-") as folder:
             yield {**asdict(params), "path": folder}
+
+    @classmethod
+    def visiting(cls, params: Params) -> Params:
+        """Settings of a client that adds nothing to the store.
+
+        Raises:
+            ConfigError: The store would be a new one.
+        """
+        if params.path is None:
+            raise ConfigError.of("backend.path", "a private folder is empty", "Name a folder")
+        return replace(params, max_bytes=None)
 
     def register(self, buffers: Sequence[tuple[int, int]]) -> None:
         """Remember the ranges; files are read and written in place."""
@@ -148,6 +159,12 @@ class FileBackend:
             for name in names:
                 if name.endswith(SUFFIX):
                     yield key_of(self.path, os.path.join(folder, name))
+
+    def sizes(self, keys: Sequence[str]) -> npt.NDArray[np.int64]:
+        """Bytes of each file."""
+        with self._calls:
+            found = [size_of(path_of(self.path, key)) for key in keys]
+        return np.array([MISSING if size is None else size for size in found], np.int64)
 
     def remove(self, keys: Sequence[str], *, force: bool = False) -> npt.NDArray[np.bool_]:
         """Remove the files; folders stay, another process may be about to write there."""

@@ -75,6 +75,12 @@ class MemoryBackend:
         with self._calls:
             return [key for key in list(self._objects) if key.startswith(prefix)]
 
+    def sizes(self, keys: Sequence[str]) -> npt.NDArray[np.int64]:
+        """Bytes of each object."""
+        with self._calls:
+            found = (self._objects.get(key) for key in keys)
+            return np.array([MISSING if o is None else len(o) for o in found], np.int64)
+
     def remove(self, keys: Sequence[str], *, force: bool = False) -> npt.NDArray[np.bool_]:
         """Forget objects; always True."""
         del force

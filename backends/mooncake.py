@@ -30,7 +30,7 @@ from composer.backends.mooncake_segment import Populating, start_populating
 from composer.backends.mooncake_shared import SharedStore
 from composer.backends.mooncake_store import EmbeddedStore
 from composer.backends.mooncake_watch import Suspects
-from composer.errors import BackendError, InvariantError
+from composer.errors import BackendError, ConfigError, InvariantError
 from composer.storage import FAILED, MISSING, PageObjects, TransferError
 
 EVICTION_S = 0.012  # the master makes room every 10 ms
@@ -104,6 +104,18 @@ class MooncakeBackend:
             places = {"address": store.address, "metrics_address": store.metrics_address}
             yield {**asdict(held), **places}
 
+    @classmethod
+    def visiting(cls, params: MooncakeParams) -> MooncakeParams:
+        """Settings of a client that adds nothing to the store.
+
+        Raises:
+            ConfigError: The store would be a new one.
+        """
+        if params.address is None and params.shared is None:
+            reason = "a store of our own is empty"
+            raise ConfigError.of("backend.address", reason, "Name the address of a master")
+        return replace(params, segment_in="holder")
+
     @property
     def address(self) -> str:
         """``host:port`` of the master, for other processes."""
@@ -159,6 +171,13 @@ class MooncakeBackend:
                 )
             lines = http_get(self._metrics_address, "/get_all_keys").decode().split("\n")
         return [key for line in lines if line and (key := to_key(line)).startswith(prefix)]
+
+    def sizes(self, keys: Sequence[str]) -> npt.NDArray[np.int64]:
+        """Bytes of each object, one question each."""
+        with self._calls:
+            names = to_names(keys)
+            codes = self._link.call("sizes", lambda client, _: client.sizes(names))
+        return np.where(codes >= 0, codes, MISSING)
 
     def remove(self, keys: Sequence[str], *, force: bool = False) -> npt.NDArray[np.bool_]:
         """Remove objects; one under a lease stays, unless forced, and is False."""

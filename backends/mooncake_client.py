@@ -122,6 +122,10 @@ class MooncakeClient:
         """1, 0 or an error code per key."""
         return np.array(self.store.batch_is_exist(keys), np.int64)
 
+    def sizes(self, keys: list[str]) -> npt.NDArray[np.int64]:
+        """Bytes or an error code per key."""
+        return np.array([self.store.get_size(key) for key in keys], np.int64)
+
     def remove(self, keys: list[str], force: bool) -> npt.NDArray[np.int64]:
         """0 or an error code per key; objects under a lease stay, unless forced."""
         return np.array(self.store.batch_remove(keys, force), np.int64)

@@ -89,7 +89,8 @@ class HybridCacheController:
 
     def attach(self, backend: StorageBackend) -> None:
         """Use a backend from now on, every buffer registered with it once."""
-        backend.register(self.host.regions)
+        backend.register([*self.host.regions, self._upkeep.manifests.region])
+        self._upkeep.renew()
         self.guard.renew()
         self.backend = backend
 
@@ -233,6 +234,8 @@ class HybridCacheController:
             return _none(pages)
         self.written.num_bytes += int(written.sum()) * sealed.object_bytes
         self.counters.add("objects_written", int(written.sum()))
+        if written.any():
+            self._upkeep.explain(backend)
         self.counters.add("objects_refused", int((~written).sum()))
         return written
 

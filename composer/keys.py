@@ -40,6 +40,7 @@ class ObjectKey:
         return "".join(f"{quote(part, safe=_PLAIN)}/" for part in parts)
 
 
+_MANIFEST = "+manifest"
 _PLAIN = "-+:,"  # beside letters, digits and ``_.~``
 
 
@@ -67,6 +68,16 @@ def parse_key(text: str) -> ObjectKey:
     if build_key(key) != text:  # another spelling would be another object to a backend
         raise ValueError(f"{text!r} is no storage key as this version spells them")
     return key
+
+
+def manifest_key(namespace: str) -> str:
+    """Key of what tells about a namespace; no index space can have the name of its object."""
+    return build_key(ObjectKey(namespace, "-", _MANIFEST, "-", bytes(32)))
+
+
+def is_manifest(key: str) -> bool:
+    """Whether a key is a manifest's."""
+    return f"/{_MANIFEST}/" in key
 
 
 def object_name(space: str, pools: Iterable[str] = (), buffer: str | None = None) -> str:

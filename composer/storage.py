@@ -64,7 +64,12 @@ class PageObjects:
 
 
 class StorageBackend(Protocol):
-    """A key-value store of pages that copies straight from and to registered memory."""
+    """A key-value store of pages that copies straight from and to registered memory.
+
+    Two class methods are there where objects outlive the process that wrote them:
+    ``share(params)`` keeps a store for several processes, and ``visiting(params)`` turns settings
+    into those of a client that adds nothing to the store.
+    """
 
     def register(self, buffers: Sequence[tuple[int, int]]) -> None:
         """Make memory known, as (address, bytes), once, before the first transfer.
@@ -93,6 +98,10 @@ class StorageBackend(Protocol):
 
     def keys(self, prefix: str = "") -> list[str]:
         """Keys that start with ``prefix``; a listing, which does not keep objects alive."""
+        ...
+
+    def sizes(self, keys: Sequence[str]) -> npt.NDArray[np.int64]:
+        """Bytes of each object, or MISSING; only for a few, it may cost a call each."""
         ...
 
     def remove(self, keys: Sequence[str], *, force: bool = False) -> npt.NDArray[np.bool_]:

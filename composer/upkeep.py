@@ -1,26 +1,51 @@
-"""What a stack does to storage beside reading and writing pages: counts, and clears."""
+"""What a stack does to storage beside reading and writing pages: counts, clears, explains."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from time import monotonic
 
 from composer.guard import Guard
+from composer.keys import is_manifest
+from composer.manifest import Manifests
 from composer.objects import ArenaObjects
 from composer.storage import StorageBackend
 
+MANIFESTS_S = 60.0  # a store may have lost them
+
 
 class Upkeep:
-    """Looks after the objects of one stack's namespaces."""
+    """Looks after the objects of one stack's namespaces.
+
+    Attributes:
+        manifests: What tells others about them.
+    """
 
     def __init__(self, objects: Sequence[ArenaObjects], guard: Guard) -> None:
         self._objects, self._guard = tuple(objects), guard
+        self.manifests = Manifests(one.arena.spec for one in self._objects)
+        self._next = 0.0
+
+    def explain(self, backend: StorageBackend) -> None:
+        """Put the manifests beside what is written, now and then, where others may look."""
+        now = monotonic()
+        if now < self._next or not can_be_visited(backend):
+            return
+        self._next = now + MANIFESTS_S
+        self._guard.call("put", partial(backend.put, self.manifests.objects))
+
+    def renew(self) -> None:
+        """There is another store, or it was cleared."""
+        self._next = 0.0
 
     def count(self, backend: StorageBackend) -> int | None:
         """Objects there are; None where they cannot be listed."""
         namespaces = {one.arena.spec.namespace for one in self._objects}
         listed = [self._keys(backend, f"{name}/") for name in namespaces]
-        return None if None in listed else sum(len(keys or ()) for keys in listed)
+        if None in listed:
+            return None
+        return sum(not is_manifest(key) for keys in listed for key in keys or ())
 
     def remove(self, backend: StorageBackend, scope: str | None) -> dict[str, int | None]:
         """Remove a scope's objects; None: those of every scope."""
@@ -31,9 +56,17 @@ class Upkeep:
             if keys is None:
                 return {"storage_removed": None, "storage_left": None}
             gone = self._guard.call("remove", partial(backend.remove, keys)) if keys else None
-            num_gone = 0 if gone is None else int(gone.sum())
-            removed, left = removed + num_gone, left + len(keys) - num_gone
+            for index, key in enumerate(keys):
+                is_gone = gone is not None and bool(gone[index])
+                removed += is_gone and not is_manifest(key)
+                left += not is_gone and not is_manifest(key)
+        self.renew()
         return {"storage_removed": removed, "storage_left": left}
 
     def _keys(self, backend: StorageBackend, prefix: str) -> list[str] | None:
         return self._guard.call("keys", partial(backend.keys, prefix))
+
+
+def can_be_visited(backend: StorageBackend) -> bool:
+    """Whether its objects outlive the process that wrote them."""
+    return hasattr(type(backend), "visiting")

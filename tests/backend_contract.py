@@ -174,6 +174,15 @@ class BackendContract:
         assert removed.tolist() == [True, True, True]
         assert opened.backend.exists(objects.keys).tolist() == [False, True, False]
 
+    def test_sizes_are_those_of_the_objects(self, opened, names):
+        small, large = names(1, "small-"), names(1, "large-")
+        opened.backend.put(opened.objects(small, [64]))
+        opened.backend.put(opened.objects(large, [600, 400]))
+        sizes = opened.backend.sizes([*large, *names(1, "never"), *small])
+
+        assert sizes.dtype == np.int64
+        assert sizes.tolist() == [1000, MISSING, 64]
+
     def test_keys_are_listed_by_prefix(self, opened, names):
         ours, others = names(3, "ours-"), names(2, "others-")
         opened.backend.put(opened.objects(ours + others, [64]))

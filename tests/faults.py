@@ -43,6 +43,9 @@ class Faulty:
     def keys(self, prefix=""):
         return self.inner.keys(prefix)
 
+    def sizes(self, keys):
+        return self.inner.sizes(keys)
+
     def remove(self, keys, *, force=False):
         return self.inner.remove(keys, force=force)
 

@@ -101,6 +101,9 @@ class NullBackend:
         del prefix
         return []
 
+    def sizes(self, keys: Sequence[str]) -> npt.NDArray[np.int64]:
+        return np.zeros(len(keys), dtype=np.int64)
+
     def remove(self, keys: Sequence[str], *, force: bool = False) -> npt.NDArray[np.bool_]:
         del force
         return np.ones(len(keys), dtype=np.bool_)
