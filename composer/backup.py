@@ -54,7 +54,7 @@ class Backup:
         self.num_bytes = batch.num_bytes(tiers.plan)
         self._copied = False
         self._tiers, self._batch, self._ledger, self._write = tiers, batch, ledger, write
-        self._device, self._host = Pins(tiers.device), Pins(tiers.host)
+        self._device, self._host = Pins(tiers.device, "backup"), Pins(tiers.host, "backup")
         self._hashes: dict[str, list[bytes]] = {}
         self._taken: Reservation = {}
 
@@ -178,7 +178,7 @@ class Rewrite:
         self, tiers: Tiers, scope: str, hashes: dict[str, list[bytes]], write: Write
     ) -> None:
         self._tiers, self._scope, self._hashes, self._write = tiers, scope, hashes, write
-        self._host = Pins(tiers.host)
+        self._host = Pins(tiers.host, "rewrite")
         self._host.add(hashes)
 
     def run(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from composer.backup import Batch
+from composer.checkpoints import thin_out
 from composer.lease import Slots
 from composer.lookup import Prompt, Tiers
 from composer.residency import Checkpoint, PageEntry, Resident
@@ -32,8 +33,11 @@ class Committed:
 class Commit:
     """Commits slots, and starts their way to the host tier and to storage."""
 
-    def __init__(self, tiers: Tiers, writer: Writer) -> None:
+    def __init__(
+        self, tiers: Tiers, writer: Writer, checkpoints_per_branch: int | None = None
+    ) -> None:
         self._tiers, self._writer = tiers, writer
+        self._per_branch = checkpoints_per_branch
 
     def commit(
         self, prompt: Prompt, slots: Slots, boundaries: Boundaries, start: int | None = None
@@ -55,7 +59,11 @@ class Commit:
             made = {at: operation.checkpoint(at, boundaries[at]) for at in sorted(boundaries)}
             operation.leave_rest()
             tiers.device.touch(prompt.hashes)
-        checkpoints = [one for one in made.values() if one is not None]
+            thinned = thin_out(tiers, prompt.hashes, self._per_branch)
+            known = tiers.device.checkpoints
+            checkpoints = [c for c in made.values() if c and (not c.holds or c.page_hash in known)]
+        if thinned:
+            tiers.controller.counters.add("checkpoints_thinned_out", thinned)
         incomplete = tuple(tokens for tokens, one in made.items() if one is None)
         if incomplete:
             tiers.controller.counters.add("checkpoints_incomplete", len(incomplete))

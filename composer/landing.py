@@ -19,7 +19,7 @@ class Held:
     """What a lease keeps in the device tier: pins, and slots that only it has."""
 
     def __init__(self, tiers: Tiers) -> None:
-        self._tiers, self._pins = tiers, Pins(tiers.device)
+        self._tiers, self._pins = tiers, Pins(tiers.device, "lease")
         self._own: Reservation = {}
         self._released = False
 

@@ -41,6 +41,10 @@ class Ledger:
         """Slots that storage does not have, with their scopes."""
         return dict(self._unwritten)
 
+    def lacks(self, slot: Slot) -> bool:
+        """Whether storage does not have a slot of the host tier."""
+        return slot in self._unwritten
+
     @property
     def failed(self) -> dict[Slot, str]:
         """Unwritten slots that were tried before or got lost, with their scopes."""

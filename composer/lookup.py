@@ -14,7 +14,9 @@ from composer.boundary import Bools, Requirement, longest, restorable_lengths, s
 from composer.controller import HybridCacheController
 from composer.page_hash import hash_pages, root_hash, scope_name, token_array
 from composer.plan import StackPlan
+from composer.reach import Reach
 from composer.residency import Residency
+from composer.schema import EvictionPolicy
 from composer.transfer import PoolTransfer
 
 TIERS = ("device", "host", "storage")  # fastest first
@@ -23,11 +25,24 @@ TIERS = ("device", "host", "storage")  # fastest first
 class Tiers:
     """What the device and the host tier hold, and the one lock that guards both."""
 
-    def __init__(self, plan: StackPlan, controller: HybridCacheController) -> None:
+    def __init__(
+        self,
+        plan: StackPlan,
+        controller: HybridCacheController,
+        eviction: EvictionPolicy = EvictionPolicy.lru,
+    ) -> None:
         self.plan, self.controller = plan, controller
         self.lock = RLock()
-        self.device = Residency("device", controller.device.spaces, plan.spaces)
-        self.host = Residency("host", controller.host.spaces, plan.spaces)
+        kinds = {space.window_pages is None for space in plan.spaces.values()}
+        # with pages or trailing slots alone every page is a boundary, or there are none
+        self.reach = Reach() if len(kinds) > 1 else None
+        self.device, self.host = (
+            Residency(tier, slots, plan.spaces, eviction=eviction, reach=self.reach)
+            for tier, slots in (
+                ("device", controller.device.spaces),
+                ("host", controller.host.spaces),
+            )
+        )
         # the anchor first: hits are counted on it
         self.spaces = sorted(plan.spaces, key=lambda name: name != plan.spec.anchor)
 

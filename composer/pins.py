@@ -10,10 +10,15 @@ Wanted = Mapping[str, Sequence[bytes]]  # index space -> page hashes
 
 
 class Pins:
-    """Everything that one operation or lease keeps in one tier. Used under the caches' lock."""
+    """Everything that one operation or lease keeps in one tier. Used under the caches' lock.
 
-    def __init__(self, residency: Residency) -> None:
-        self._residency = residency
+    Args:
+        residency: The tier.
+        holder: Who keeps it, for reports: ``lease``, ``restore``, ``backup`` …
+    """
+
+    def __init__(self, residency: Residency, holder: str) -> None:
+        self._residency, self._holder = residency, holder
         self._pages: list[PageEntry] = []
         self._trailing: list[tuple[str, list[bytes]]] = []
 
@@ -23,18 +28,18 @@ class Pins:
         hashes = dict.fromkeys(h for space in tier.page_spaces for h in wanted.get(space, ()))
         found = map(tier.pages.get, hashes)
         pages = [page for page in found if page is not None]
-        tier.lock(pages)
+        tier.lock(pages, self._holder)
         self._pages += pages
         for space in tier.trailing:
             known = tier.residents[space]
             held = [page_hash for page_hash in wanted.get(space, ()) if page_hash in known]
-            tier.hold(space, held)
+            tier.hold(space, held, self._holder)
             self._trailing.append((space, held))
 
     def release(self) -> None:
         """Let go of everything. Idempotent."""
         pages, self._pages = self._pages, []
         trailing, self._trailing = self._trailing, []
-        self._residency.unlock(reversed(pages))
+        self._residency.unlock(pages[::-1], self._holder)
         for space, held in trailing:
-            self._residency.unhold(space, held)
+            self._residency.unhold(space, held, self._holder)

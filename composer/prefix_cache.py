@@ -29,11 +29,11 @@ class PrefixCache:
         retries: bool = False,
     ) -> None:
         self.plan, self.controller = plan, controller
-        self.tiers = Tiers(plan, controller)
+        self.tiers = Tiers(plan, controller, policy.eviction)
         self.writer = Writer(self.tiers, policy, reprove_s=reprove_s, retries=retries)
         self._lookup = Lookup(self.tiers)
         self._restore = Restore(self.tiers, self._lookup, self.writer.save)
-        self._commit = Commit(self.tiers, self.writer)
+        self._commit = Commit(self.tiers, self.writer, policy.checkpoints_per_branch)
 
     def match(self, prompt: Prompt, max_tokens: int | None = None) -> Match:
         """The longest restorable prefix, as far as a lookup can tell."""
@@ -94,6 +94,7 @@ class PrefixCache:
         hashes = prompt.hashes
         with self.tiers.lock:
             here = {tier: self.tiers.present(tier, hashes) for tier in ("device", "host")}
+            held = {tier.tier: tier.held() for tier in (self.tiers.device, self.tiers.host)}
         match = self.match(prompt)
         return {
             "num_tokens": prompt.num_tokens,
@@ -106,6 +107,7 @@ class PrefixCache:
                 tier: {space: int(flags.sum()) for space, flags in one.items()}
                 for tier, one in {**here, "storage": match.stored}.items()
             },
+            "held": held,
             "backend": self.controller.backend is not None,
         }
 

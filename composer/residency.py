@@ -1,108 +1,54 @@
 """Which pages, windows and states one tier holds, and what it gives up when it is full.
 
 Pages of spaces that keep every page form chains: a page is evicted only when no resident page
-continues it, the least recently used first, so that a tier always loses a prompt's tail before its
-head. What trails (windows, states) is kept by checkpoints, each a boundary that can be dropped
-alone, the least recently used first. Nothing here is thread-safe: the caches' lock guards it.
+continues it, so that a tier always loses a prompt's tail before its head. What trails (windows,
+states) is kept by checkpoints, each a boundary that can be dropped alone. Among them the eviction
+policy decides; but pages that no boundary can use go before all others, and a checkpoint whose
+page is nowhere any more goes with it. Nothing here is thread-safe: the caches' lock guards it.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from composer.boundary import Bools
-from composer.errors import InvariantError
+from composer.chains import Chains
+from composer.entries import Checkpoint, PageEntry, Resident
+from composer.eviction import EvictionQueue
 from composer.free_list import FreeList
 from composer.group import Reservation, reserve
 from composer.plan import SpacePlan
+from composer.reach import Reach
+from composer.schema import EvictionPolicy
+
+__all__ = ["Checkpoint", "PageEntry", "Residency", "Resident"]
 
 
-@dataclass(slots=True)
-class Resident:
-    """One slot in use. ``holders``: checkpoints and operations that keep a trailing slot."""
-
-    slot: int
-    degraded: bool = False  # its optional pools hold nothing
-    holders: int = 0
-
-
-@dataclass(slots=True)
-class PageEntry:
-    """One page of a chain, in all spaces that keep every page. ``locks``: who uses it now."""
-
-    page_hash: bytes
-    parent: bytes
-    scope: str
-    last_use: int = 0
-    locks: int = 0
-
-
-@dataclass(slots=True)
-class Checkpoint:
-    """A boundary: the hashes that each trailing space holds for it."""
-
-    page_hash: bytes
-    scope: str
-    holds: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
-
-
-class Residency:
-    """The contents of one tier.
+class Residency(Chains):
+    """The contents of one tier: chains of pages, and what trails. Arguments as ``Chains``.
 
     Attributes:
-        residents: Index space -> page hash -> slot in use.
-        pages: Chains, by page hash.
-        checkpoints: By the hash of the last page before the boundary, least recently used first.
-        on_evict: Told (space, page hash) of each slot that is given up.
-        keeps: Whether what would go next has to be saved first.
-        refused: What ``keeps`` held back when the last ``make_room`` failed; None: nothing.
+        trailing: Index space -> pages before a boundary that it keeps.
+        checkpoints: By the hash of the last page before the boundary.
     """
 
     def __init__(
-        self, tier: str, spaces: Mapping[str, FreeList], plans: Mapping[str, SpacePlan]
+        self,
+        tier: str,
+        spaces: Mapping[str, FreeList],
+        plans: Mapping[str, SpacePlan],
+        *,
+        eviction: EvictionPolicy = EvictionPolicy.lru,
+        reach: Reach | None = None,
     ) -> None:
-        self.tier, self._spaces = tier, spaces
-        self.page_spaces = tuple(n for n, plan in plans.items() if plan.window_pages is None)
+        super().__init__(tier, spaces, plans, eviction=eviction, reach=reach)
         self.trailing = {
             name: plan.window_pages for name, plan in plans.items() if plan.window_pages is not None
         }
-        self.residents: dict[str, dict[bytes, Resident]] = {name: {} for name in spaces}
-        self.pages: dict[bytes, PageEntry] = {}
-        self.checkpoints: OrderedDict[bytes, Checkpoint] = OrderedDict()
-        self.on_evict: Callable[[str, bytes], None] = _tell_nobody
-        self.keeps: Callable[[PageEntry | Checkpoint], bool] = lambda _entry: False
-        self.refused: PageEntry | Checkpoint | None = None
-        self.num_evicted = dict.fromkeys(spaces, 0)
-        self._children: dict[bytes, int] = {}
-        self._leaves: list[tuple[int, bytes]] = []
-        self._clock = count(1)
-
-    # what is here
-
-    def present(self, space: str, page_hashes: Sequence[bytes]) -> Bools:
-        """Per page, whether the space holds it."""
-        known = self.residents[space]
-        flags = [page_hash in known for page_hash in page_hashes]
-        return np.array(flags, dtype=np.bool_)
-
-    def slots(self, space: str, page_hashes: Iterable[bytes]) -> list[int]:
-        """Slots of pages that are all here."""
-        known = self.residents[space]
-        return [known[page_hash].slot for page_hash in page_hashes]
-
-    def degraded(self, space: str, page_hashes: Iterable[bytes]) -> list[bool]:
-        known = self.residents[space]
-        return [known[page_hash].degraded for page_hash in page_hashes]
-
-    def num_free(self, space: str) -> int:
-        """Slots that nobody uses."""
-        return self._spaces[space].num_free
+        self.checkpoints: dict[bytes, Checkpoint] = {}
+        self._oldest = EvictionQueue(self.checkpoints, self._rank)
+        self._num_pinned = dict.fromkeys(self.trailing, 0)  # slots that operations keep
+        if reach is not None:
+            reach.listen(self._found_useless, self._found_lost)
 
     # room
 
@@ -112,15 +58,22 @@ class Residency:
         What trails comes first: where it has no room, no page is lost in vain.
         """
         self.refused = None
-        if any(needed > self._spaces[space].num_slots for space, needed in counts.items()):
+        if any(not self._can_have(space, needed) for space, needed in counts.items()):
             return False
         for space, needed in sorted(counts.items(), key=lambda item: item[0] not in self.trailing):
             free = self._spaces[space]
-            evict = self._evict_checkpoint if space in self.trailing else self._evict_page
+            evict = self._evict_checkpoint if space in self.trailing else self._evict_pages
             while free.num_free < needed:
-                if not evict(space):
+                if not evict(space, needed - free.num_free):
                     return False
         return True
+
+    def _can_have(self, space: str, needed: int) -> bool:
+        free = self._spaces[space]
+        if space not in self.trailing:
+            return needed <= free.num_slots
+        evictable = len(self.residents[space]) - self._num_pinned[space]
+        return needed <= free.num_free + evictable
 
     def take(self, counts: Mapping[str, int]) -> Reservation | None:
         """Slots of several spaces, after evicting for them; all or none."""
@@ -131,91 +84,6 @@ class Residency:
         for space, slots in reservation.items():
             self._spaces[space].free(slots)
 
-    # chains
-
-    def adopt_page(self, page: PageEntry, slots: Mapping[str, Resident]) -> PageEntry:
-        """Take over the slots of one page, or free them where the page is here already."""
-        known = self.pages.get(page.page_hash)
-        if known is not None:
-            for space, resident in slots.items():
-                self._spaces[space].free([resident.slot])
-            return known
-        entry = PageEntry(page.page_hash, page.parent, page.scope, next(self._clock))
-        for space in self.page_spaces:
-            self.residents[space][page.page_hash] = slots[space]
-        self.pages[page.page_hash] = entry
-        self._children[page.parent] = self._children.get(page.parent, 0) + 1
-        self._offer(entry)
-        return entry
-
-    def lock(self, pages: Iterable[PageEntry]) -> None:
-        """Keep pages from being evicted until ``unlock``."""
-        for page in pages:
-            page.locks += 1
-
-    def unlock(self, pages: Iterable[PageEntry]) -> None:
-        for page in pages:
-            page.locks -= 1
-            if page.locks < 0:
-                raise InvariantError(f"{self.tier}: a page has {page.locks} locks")
-            self._offer(page)
-
-    def touch(self, page_hashes: Sequence[bytes]) -> None:
-        """A prefix was used: the last page of it that is here, and so all before it, are recent."""
-        here = (
-            self.pages[page_hash] for page_hash in reversed(page_hashes) if page_hash in self.pages
-        )
-        page = next(here, None)
-        if page is not None:
-            page.last_use = next(self._clock)
-            self._offer(page)
-        if page_hashes and page_hashes[-1] in self.checkpoints:
-            self.checkpoints.move_to_end(page_hashes[-1])
-
-    def _offer(self, page: PageEntry) -> None:
-        if page.locks == 0 and page.page_hash not in self._children:
-            heapq.heappush(self._leaves, (page.last_use, page.page_hash))
-            if len(self._leaves) > 64 + 4 * len(self.pages):
-                self._leaves = [leaf for leaf in set(self._leaves) if self._is_leaf(*leaf)]
-                heapq.heapify(self._leaves)
-
-    def _is_leaf(self, last_use: int, page_hash: bytes) -> bool:
-        page = self.pages.get(page_hash)
-        if page is None or page.last_use != last_use or page.locks:
-            return False
-        return page_hash not in self._children
-
-    def _evict_page(self, _space: str) -> bool:
-        while self._leaves:
-            last_use, page_hash = heapq.heappop(self._leaves)
-            if self._is_leaf(last_use, page_hash):
-                page = self.pages[page_hash]
-                if self._refuses(page):
-                    self._offer(page)
-                    return False
-                self._drop_page(page)
-                return True
-        return False
-
-    def _refuses(self, entry: PageEntry | Checkpoint) -> bool:
-        """Whether something has to be saved before it goes."""
-        if self.keeps(entry):
-            self.refused = entry
-            return True
-        return False
-
-    def _drop_page(self, page: PageEntry) -> None:
-        del self.pages[page.page_hash]
-        for space in self.page_spaces:
-            self._drop(space, page.page_hash)
-        self._children[page.parent] -= 1
-        if not self._children[page.parent]:
-            del self._children[page.parent]
-            parent = self.pages.get(page.parent)
-            if parent is not None:
-                parent.last_use = max(parent.last_use, page.last_use)
-                self._offer(parent)
-
     # what trails
 
     def adopt_trailing(self, space: str, page_hash: bytes, slot: Resident) -> None:
@@ -225,49 +93,87 @@ class Residency:
         else:
             self.residents[space][page_hash] = slot
 
-    def hold(self, space: str, page_hashes: Iterable[bytes]) -> None:
+    def hold(self, space: str, page_hashes: Sequence[bytes], holder: str) -> None:
         """Keep trailing slots until ``unhold``."""
+        self._holders.add(holder, space, len(page_hashes))
         for page_hash in page_hashes:
-            self.residents[space][page_hash].holders += 1
+            resident = self.residents[space][page_hash]
+            self._num_pinned[space] += resident.holders == resident.keepers
+            resident.holders += 1
 
-    def unhold(self, space: str, page_hashes: Iterable[bytes]) -> None:
+    def unhold(self, space: str, page_hashes: Sequence[bytes], holder: str) -> None:
+        self._holders.add(holder, space, -len(page_hashes))
         for page_hash in page_hashes:
             resident = self.residents[space][page_hash]
             resident.holders -= 1
+            self._num_pinned[space] -= resident.holders == resident.keepers
             if not resident.holders:
-                self._drop(space, page_hash)
+                self._spaces[space].free([self._drop(space, page_hash)])
+
+    def touch(self, page_hashes: Sequence[bytes], *, hit: bool = False) -> None:
+        super().touch(page_hashes, hit=hit)
+        checkpoint = self.checkpoints.get(page_hashes[-1]) if page_hashes else None
+        if checkpoint is not None:
+            self._use(checkpoint, hit)
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Let a boundary hold its trailing slots, all of which are here."""
-        if checkpoint.page_hash not in self.checkpoints:
-            for space, page_hashes in checkpoint.holds.items():
-                self.hold(space, page_hashes)
-            self.checkpoints[checkpoint.page_hash] = checkpoint
-        self.checkpoints.move_to_end(checkpoint.page_hash)
+        name = checkpoint.page_hash
+        known = self.checkpoints.get(name)
+        if known is None:
+            now = next(self._clock)
+            known = Checkpoint(name, checkpoint.scope, checkpoint.holds, arrived=now)
+            self._keep(known, 1)
+            self.checkpoints[name] = known
+            if self._reach is not None:
+                self._reach.add_checkpoint(name)
+        known.last_use = next(self._clock)
+        self._oldest.offer(name, known)
 
     def drop_checkpoint(self, page_hash: bytes) -> None:
-        checkpoint = self.checkpoints.pop(page_hash)
-        for space, page_hashes in checkpoint.holds.items():
-            self.unhold(space, page_hashes)
+        self._keep(self.checkpoints.pop(page_hash), -1)
+        if self._reach is not None:
+            self._reach.drop_checkpoint(page_hash)
 
-    def _evict_checkpoint(self, space: str) -> bool:
-        """Drop the oldest checkpoint that alone keeps a slot, else the oldest that helps."""
+    def _keep(self, checkpoint: Checkpoint, by: int) -> None:
+        for space, page_hashes in checkpoint.holds.items():
+            residents = self.residents[space]
+            for page_hash in page_hashes:
+                resident = residents[page_hash]
+                resident.holders += by
+                resident.keepers += by
+                if not resident.holders:
+                    self._spaces[space].free([self._drop(space, page_hash)])
+
+    def _found_lost(self, page_hash: bytes) -> None:
+        if page_hash in self.checkpoints:
+            self.drop_checkpoint(page_hash)
+
+    def _evict_checkpoint(self, space: str, _number: int) -> bool:
+        """Drop the first checkpoint that alone keeps a slot, else the first that helps."""
         residents = self.residents[space]
-        shared: Counter[bytes] = Counter()
-        for page_hash, checkpoint in self.checkpoints.items():
-            if any(residents[held].holders == 1 for held in checkpoint.holds[space]):
-                if self._refuses(checkpoint):
-                    return False
-                self.drop_checkpoint(page_hash)
-                return True
-            shared.update(checkpoint.holds[space])
-        for page_hash, checkpoint in self.checkpoints.items():
-            if any(residents[held].holders == shared[held] for held in checkpoint.holds[space]):
-                if self._refuses(checkpoint):
-                    return False
-                self.drop_checkpoint(page_hash)  # only checkpoints keep it, and they follow
-                return True
-        return False
+        aside: list[Checkpoint] = []
+        found = None
+        while found is None and (one := self._oldest.pop()) is not None:
+            if any(residents[held].holders == 1 for held in one.holds[space]):
+                found = one
+            else:
+                aside.append(one)
+        if found is None:  # slots that only checkpoints share: the others follow
+            found = next((one for one in aside if self._shares_only(one, space)), None)
+        for one in aside:
+            if one is not found:
+                self._oldest.offer(one.page_hash, one)
+        if found is not None and self._refuses(found):
+            self._oldest.offer(found.page_hash, found)
+            return False
+        if found is not None:
+            self.drop_checkpoint(found.page_hash)
+        return found is not None
+
+    def _shares_only(self, checkpoint: Checkpoint, space: str) -> bool:
+        slots = map(self.residents[space].__getitem__, checkpoint.holds[space])
+        return any(slot.holders == slot.keepers for slot in slots)
 
     # both
 
@@ -277,22 +183,15 @@ class Residency:
         for page_hash, checkpoint in list(self.checkpoints.items()):
             if scope in (None, checkpoint.scope):
                 self.drop_checkpoint(page_hash)
+        self._offer_fresh()
+        slots: dict[str, list[int]] = {space: [] for space in self.page_spaces}
         stack = [p for p in self.pages.values() if scope in (None, p.scope)]
         while stack:  # tails first: a parent follows when its last child is gone
             page = stack.pop()
-            if page.page_hash in self.pages and self._is_leaf(page.last_use, page.page_hash):
+            if page.page_hash in self.pages and self._is_leaf(page):
                 parent = self.pages.get(page.parent)
-                self._drop_page(page)
+                self._drop_page(page, slots)
                 if parent is not None:
                     stack.append(parent)
+        self.give_back(slots)
         return sum(self.num_evicted.values()) - before
-
-    def _drop(self, space: str, page_hash: bytes) -> None:
-        resident = self.residents[space].pop(page_hash)
-        self._spaces[space].free([resident.slot])
-        self.num_evicted[space] += 1
-        self.on_evict(space, page_hash)
-
-
-def _tell_nobody(_space: str, _page_hash: bytes) -> None:
-    """Nobody has asked to be told of evictions."""

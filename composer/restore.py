@@ -92,7 +92,7 @@ class _Operation:
         self.boundary = match.num_pages
         self._hashes = match.prompt.hashes[: match.num_pages]
         self._stored = {s: flags[: match.num_pages] for s, flags in match.stored.items()}
-        self._pins = {"device": Pins(tiers.device), "host": Pins(tiers.host)}
+        self._pins = {"device": Pins(tiers.device, "restore"), "host": Pins(tiers.host, "restore")}
         self._cut: str | None = None
         self._at_start: dict[str, dict[str, Bools]] = {}
         self._from: dict[str, dict[str, list[int]]] = {"host": {}, "device": {}}  # pages to fetch
@@ -174,7 +174,7 @@ class _Operation:
         with tiers.lock:
             add_checkpoint(tiers.host, self._prompt, self._wanted(boundary))
             for tier in (tiers.device, tiers.host):
-                tier.touch(self._hashes[:boundary])
+                tier.touch(self._hashes[:boundary], hit=True)
             slots, degraded = landing.slots(), landing.degraded()
         spaces = tiers.plan.spaces
         lease = Lease(

@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from composer.checkpoints import worth_keeping
 from composer.commit import Committed
 from composer.controller import HybridCacheController
 from composer.device_buffers import DeviceBuffers
@@ -122,17 +123,26 @@ class Stack:
         """
         return self.cache.allocate(num_pages, num_states)
 
-    def checkpoints(self, match: Match, start: int = 0) -> list[int]:
-        """Boundaries (tokens) behind ``start`` worth keeping windows and states at.
+    def checkpoints(self, match: Match, start: int = 0, limit: int | None = None) -> list[int]:
+        """Boundaries (tokens) behind ``start`` worth keeping windows and states at, ascending.
 
-        Every ``checkpoint_tokens``, where the prompt leaves a known prefix, and its end.
+        Every ``checkpoint_tokens``, where the prompt leaves a known prefix, and its end. While a
+        prompt grows, each commit of a longer one has new ones.
+
+        Args:
+            match: Of the prompt so far.
+            start: Tokens whose boundaries are past, e.g. ``lease.num_tokens``.
+            limit: Most boundaries, where slots are short: the end, the known prefix, and then the
+                deepest. None: all.
         """
-        pages, step = len(match.prompt.hashes), self.plan.checkpoint_pages
-        first = start // self.page_size
-        known = self.cache.known_pages(match)
-        found = {page for page in range(step, pages + 1, step) if page > first}
-        found |= {page for page in (known, pages) if page > first}
-        return [page * self.page_size for page in sorted(found)]
+        pages = worth_keeping(
+            start // self.page_size,
+            len(match.prompt.hashes),
+            self.plan.checkpoint_pages,
+            self.cache.known_pages(match),
+            limit,
+        )
+        return [page * self.page_size for page in pages]
 
     def commit(
         self,

@@ -60,6 +60,7 @@ class Writer:
         self._losses = Losses(tiers, self.ledger, self._policy.held)
         self._heads = Heads(tiers, num_pages=policy.renew_pages, every_s=policy.refresh_s)
         self._retry = Retry(self.retry) if retries else None
+        tiers.host.stored = self._stored
         self._reported = (0, 0)
         tiers.device.keeps = self._policy.keeps
 
@@ -100,6 +101,8 @@ class Writer:
     def attached(self) -> None:
         """There is another store: it has to get all that went on before."""
         with self._tiers.lock:
+            if self._tiers.reach is not None:
+                self._tiers.reach.forget_storage()
             self._losses.everything(None)
         self._wake()
 
@@ -108,6 +111,11 @@ class Writer:
         with self._tiers.lock:
             self._losses.everything(scope)
         self._wake()
+
+    def _stored(self, page_hash: bytes) -> bool:
+        """Whether storage has what the host tier holds of a page, as far as anybody knows."""
+        spaces = self._tiers.host.page_spaces
+        return not any(self.ledger.lacks((space, page_hash)) for space in spaces)
 
     def drain(self, wait_s: float | None = None) -> bool:
         """Wait for what was started; False when time ran out. Raises what a job raised."""
