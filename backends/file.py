@@ -10,6 +10,7 @@ import errno
 import itertools
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from composer.backends.common import Calls, Counts, RegisteredMemory
-from composer.backends.file_io import move_all, opened, read, size_of, views_of
+from composer.backends.file_io import move_all, opened, read, size_of, used_at, views_of
 from composer.backends.file_names import SUFFIX, key_of, path_of, subtree_of
 from composer.backends.file_quota import Quota, temporary_of
 from composer.errors import BackendError, ConfigError, Problems
@@ -159,6 +160,13 @@ class FileBackend:
             for name in names:
                 if name.endswith(SUFFIX):
                     yield key_of(self.path, os.path.join(folder, name))
+
+    def idle_s(self, prefix: str) -> float:
+        """Seconds since any file of keys that start with ``prefix`` was written or read."""
+        with self._calls:
+            paths = (path_of(self.path, key) for key in self._listed(prefix))
+            last = max((used_at(path) for path in paths), default=0.0)
+        return time.time() - last
 
     def sizes(self, keys: Sequence[str]) -> npt.NDArray[np.int64]:
         """Bytes of each file."""

@@ -32,6 +32,14 @@ def size_of(path: str) -> int | None:
         return None
 
 
+def used_at(path: str) -> float:
+    """When a file was last written or read, in seconds since 1970; 0 where there is none."""
+    try:
+        return os.stat(path).st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
 @contextlib.contextmanager
 def opened(path: str, flags: int) -> Iterator[int]:
     """A file descriptor; folders of a file to be created are made when they are missing."""

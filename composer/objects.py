@@ -177,5 +177,26 @@ class ArenaObjects:
         return prefix, trailer
 
 
+def judge(key: str, data: npt.NDArray[np.uint8]) -> str | None:
+    """Why the bytes of a whole object are not what its key says; None: they are.
+
+    Args:
+        key: Its storage key.
+        data: uint8 ``[object_bytes]``, contiguous.
+    """
+    if len(data) < TRAILER_BYTES:
+        return "wrong_size"
+    prefix, _, page_hash = key.rpartition("/")
+    trailer = data[-TRAILER_BYTES:].copy().view(TRAILER)[0]
+    identity = hashlib.sha256(f"{prefix}/".encode()).digest()[:8]
+    told = (trailer["magic"].tobytes(), trailer["identity"].tobytes())
+    if told != (MAGIC, identity) or trailer["page_hash"].tobytes().hex() != page_hash:
+        return "wrong_identity"
+    if not trailer["flags"] & HAS_CHECKSUM:
+        return None
+    found = xxhash.xxh3_64_intdigest(data[:-TRAILER_BYTES].data)
+    return None if found == trailer["checksum"] else "wrong_checksum"
+
+
 def _as_bytes(rows: npt.NDArray[np.void]) -> npt.NDArray[np.uint8]:
     return rows.view(np.uint8).reshape(-1, TRAILER_BYTES)

@@ -157,7 +157,7 @@ JOBS: Registry[Any] = Registry(  # modules, with Params and run(config, params)
     "job",
     "kvpool.jobs",
     {
-        **{name: f"composer.jobs.{name}:" for name in ("plan", "replay", "bench")},
+        **{name: f"composer.jobs.{name}:" for name in ("plan", "replay", "bench", "store")},
         "import": "composer.jobs.import_:",
     },
 )
