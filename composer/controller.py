@@ -7,7 +7,7 @@ the controller was given, so that tests can take one step at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Mapping, MutableMapping, Sequence, Sized
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +28,7 @@ from composer.transfer import Moved, PoolTransfer, Transfer
 from composer.upkeep import Upkeep
 
 T = TypeVar("T")
+Refused = MutableMapping[str, Mapping[str, int]]  # storage object -> reason -> count
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class PoolTransferResult:
     Attributes:
         ok: Every required pool is there (or was written).
         seen: It was in storage before.
+        refused: Storage object -> reason -> how many could not be read.
         degraded: Required pools are there, an optional one is not.
     """
 
@@ -44,6 +46,7 @@ class PoolTransferResult:
     ok: Bools
     degraded: Bools = field(default_factory=lambda: _none(()))
     seen: Bools = field(default_factory=lambda: _none(()))
+    refused: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 class HybridCacheController:
@@ -124,7 +127,7 @@ class HybridCacheController:
         for one, arenas in zip(transfers, required, strict=True):
             for objects in arenas:
                 keys += objects.keys(one.scope, one.page_hashes)
-        found = self._ask(keys)
+        found = self.ask(keys)
         results, start = [], 0
         for one, arenas in zip(transfers, required, strict=True):
             ok = np.ones(len(one.page_hashes), dtype=np.bool_)
@@ -161,9 +164,10 @@ class HybridCacheController:
         for one in transfers:
             ok = np.ones(len(one.page_hashes), dtype=np.bool_)
             degraded = np.zeros(len(ok), dtype=np.bool_)
+            refused: dict[str, Mapping[str, int]] = {}
             for objects in reversed(self._objects[one.pool]):
                 todo = np.flatnonzero(ok)
-                got = self._get(objects, one, todo)
+                got = self._get(objects, one, todo, refused)
                 missed = todo[~got]
                 if objects.arena.spec.required:
                     ok[missed] = False
@@ -173,8 +177,8 @@ class HybridCacheController:
                     ok[missed[late]] = False  # what still arrives there must not be seen
                     missed = missed[~late]
                     degraded[missed] = True
-                    _wipe(objects, [one.host_ids[page] for page in missed.tolist()])
-            results.append(PoolTransferResult(one.pool, ok, degraded & ok))
+                    objects.wipe([one.host_ids[page] for page in missed.tolist()])
+            results.append(PoolTransferResult(one.pool, ok, degraded & ok, refused=refused))
         return results
 
     def count_objects(self) -> int | None:
@@ -211,7 +215,8 @@ class HybridCacheController:
         ok[todo] = everything
         return PoolTransferResult(one.pool, ok, seen=known)
 
-    def _ask(self, keys: list[str]) -> Bools:
+    def ask(self, keys: list[str]) -> Bools:
+        """Which keys storage has, in one call."""
         if self.backend is None or not keys:
             return _none(keys)
         self.counters.add("storage_queries", len(keys))
@@ -239,7 +244,7 @@ class HybridCacheController:
         self.counters.add("objects_refused", int((~written).sum()))
         return written
 
-    def _get(self, objects: ArenaObjects, one: PoolTransfer, pages: Ints) -> Bools:
+    def _get(self, objects: ArenaObjects, one: PoolTransfer, pages: Ints, why: Refused) -> Bools:
         """Get some pages of a transfer; True: read and verified."""
         backend = self.backend
         if backend is None or not len(pages):
@@ -249,11 +254,14 @@ class HybridCacheController:
         late = partial(self._quarantine, one.pool, slots)
         num_bytes = self.guard.move(self.read, "get", len(slots), lambda: backend.get(blank), late)
         if num_bytes is None:
+            why[objects.arena.spec.name] = {"no_answer": len(pages)}
             return _none(pages)
         check = objects.check(one.scope, slots, hashes, num_bytes)
         self.read.num_bytes += int(check.ok.sum()) * blank.object_bytes
         self.counters.add("objects_read", int(check.ok.sum()))
         self.counters.add_all(check.refused, "read_refused.")
+        why[objects.arena.spec.name] = check.refused
+        self.counters.add_all(check.refused, f"refused.{objects.arena.spec.name}.")
         self._discard([blank.keys[i] for i in np.flatnonzero(~check.ok & (num_bytes >= 0))])
         return check.ok
 
@@ -278,14 +286,6 @@ class HybridCacheController:
             counters.add("quarantine_ended_slots", len(slots))
 
         ended.add_done_callback(end)
-
-
-def _wipe(objects: ArenaObjects, slots: list[int]) -> None:
-    """Leave nothing of the page that was in a slot before, perhaps another tenant's."""
-    memory, parts = objects.arena.memory, objects.arena.parts
-    for row in (parts.addresses(slots) - memory.data_ptr()).tolist():
-        for start, size in zip(row, parts.num_bytes.tolist(), strict=True):
-            memory[start : start + size] = 0
 
 
 def _none(items: Sized) -> Bools:

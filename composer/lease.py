@@ -9,6 +9,8 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
+from composer.report import Report
+
 
 @dataclass
 class Lease:
@@ -25,6 +27,7 @@ class Lease:
         shortened_by: What cut the prefix: an index space, or ``host_capacity`` or
             ``device_capacity``; None where nothing did.
         degraded: Optional pools that are missing for some page of the prefix.
+        report: What became of the match.
     """
 
     num_pages: int
@@ -35,6 +38,7 @@ class Lease:
     page_tiers: npt.NDArray[np.int8] = field(repr=False)
     shortened_by: str | None = None
     degraded: tuple[str, ...] = ()
+    report: Report | None = field(default=None, repr=False)
     _release: Callable[[], None] | None = field(default=None, repr=False)
     _wait: Callable[[int | None], None] | None = field(default=None, repr=False)
 

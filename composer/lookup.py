@@ -132,6 +132,8 @@ class Lookup:
         with self._tiers.lock:
             device = self._tiers.present("device", hashes)
             host = self._tiers.present("host", hashes)
+        self._count("device", device)
+        self._count("host", host)
         here = self._tiers.requirements([device, host])
         stored = {space: np.zeros(limit, dtype=np.bool_) for space in self._tiers.spaces}
         if longest(restorable_lengths(here, limit)) < limit:
@@ -151,6 +153,12 @@ class Lookup:
             limit=limit,
             stored=stored,
         )
+
+    def _count(self, tier: str, presence: Mapping[str, Bools]) -> None:
+        counts = {f"page_queries.{tier}.{space}": len(one) for space, one in presence.items()}
+        for space, flags in presence.items():
+            counts[f"page_hits.{tier}.{space}"] = int(np.count_nonzero(flags))
+        self._tiers.controller.counters.add_all(counts)
 
     def count_tokens(
         self, presence: Mapping[str, Mapping[str, Bools]], boundary: int
@@ -187,6 +195,9 @@ class Lookup:
             )
             for space, pages in asked.items()
         ]
-        for result in self._tiers.controller.exists(transfers):
+        results = self._tiers.controller.exists(transfers)
+        for result in results:
             stored[result.pool][asked[result.pool]] = result.ok
+        if self._tiers.controller.backend is not None:
+            self._count("storage", {one.pool: one.ok for one in results if len(one.ok)})
         return stored

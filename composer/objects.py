@@ -94,6 +94,13 @@ class ArenaObjects:
         self.arena.trailers[np.asarray(slots, dtype=np.int64)] = 0xFF
         return self._objects(scope, slots, page_hashes)
 
+    def wipe(self, slots: Sequence[int]) -> None:
+        """Leave nothing of the page that was in a slot before, perhaps another tenant's."""
+        parts = self.arena.parts
+        for row in (parts.addresses(slots) - self._start).tolist():
+            for start, size in zip(row, parts.num_bytes.tolist(), strict=True):
+                self.arena.memory[start : start + size] = 0
+
     def check(
         self,
         scope: str,

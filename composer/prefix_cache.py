@@ -8,11 +8,13 @@ from typing import Any
 from composer.boundary import longest, restorable_lengths
 from composer.commit import Boundaries, Commit, Committed
 from composer.controller import HybridCacheController
+from composer.explain import Explain
 from composer.lease import Lease, Slots
 from composer.lookup import Lookup, Match, Prompt, Tiers
 from composer.plan import StackPlan
 from composer.restore import Restore
 from composer.schema import PolicyConfig
+from composer.snapshot import snapshot
 from composer.writer import Published, Writer
 
 
@@ -90,26 +92,8 @@ class PrefixCache:
         return longest(restorable_lengths(chains, len(hashes))) if chains else match.num_pages
 
     def explain(self, prompt: Prompt) -> dict[str, Any]:
-        """How much of a prompt each tier and index space has, and what set the boundary."""
-        hashes = prompt.hashes
-        with self.tiers.lock:
-            here = {tier: self.tiers.present(tier, hashes) for tier in ("device", "host")}
-            held = {tier.tier: tier.held() for tier in (self.tiers.device, self.tiers.host)}
-        match = self.match(prompt)
-        return {
-            "num_tokens": prompt.num_tokens,
-            "num_pages": len(hashes),
-            "scope": prompt.scope,
-            "boundary_pages": match.num_pages,
-            "shortened_by": match.shortened_by,
-            "hit_tokens": dict(match.hit_tokens),
-            "present": {
-                tier: {space: int(flags.sum()) for space, flags in one.items()}
-                for tier, one in {**here, "storage": match.stored}.items()
-            },
-            "held": held,
-            "backend": self.controller.backend is not None,
-        }
+        """What each tier has of a prompt, pool by pool, and what set the boundary."""
+        return Explain(self.tiers, prompt).describe(self._restore.reports.get(prompt.hashes))
 
     def clear(self, scope: str | None = None) -> dict[str, int | None]:
         """Forget a scope's pages (None: all) in every tier.
@@ -127,22 +111,8 @@ class PrefixCache:
         return {**freed, **removed}
 
     def counters(self) -> dict[str, int]:
-        """Everything counted so far, by name."""
-        with self.tiers.lock:
-            evicted = {
-                f"evicted.{tier.tier}.{space}": number
-                for tier in (self.tiers.device, self.tiers.host)
-                for space, number in tier.num_evicted.items()
-            }
-            ledger = self.writer.ledger
-            stored = {
-                "slots_written": ledger.num_written,
-                "slots_saved": ledger.num_saved,
-                "slots_lost": ledger.num_lost,
-            }
-        backend = self.controller.backend
-        own = {f"backend.{n}": v for n, v in backend.counters().items()} if backend else {}
-        return {**self.controller.counters.snapshot(), **evicted, **stored, **own}
+        """Everything counted so far, and how full the tiers are, by name."""
+        return snapshot(self.tiers, self.writer, self._restore.num_loading)
 
     def _give_back(self, slots: Mapping[str, list[int]]) -> None:
         self.controller.transfer.fence()

@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from composer.boundary import Bools, longest, restorable_lengths, shortened_by
+from composer.controller import PoolTransferResult
 from composer.group import Reservation
 from composer.landing import Landing, add_checkpoint, adopt
 from composer.lease import Lease
 from composer.load_back import LayerNeeds, Load
 from composer.lookup import Lookup, Match, Prompt, Tiers
 from composer.pins import Pins
+from composer.report import Report, Reports
 from composer.residency import Checkpoint, PageEntry, Residency, Resident
 from composer.transfer import PoolTransfer
 
@@ -31,6 +33,7 @@ class Restore:
         self._tiers, self._lookup, self._save = tiers, lookup, save
         self._needs = LayerNeeds(tiers.plan.spec)
         self._loading: dict[Load, Match] = {}
+        self.reports = Reports()
 
     def restore(self, match: Match, *, wait: bool = True) -> Lease:
         """Bring the prefix into the device tier and keep it there.
@@ -54,11 +57,17 @@ class Restore:
         try:
             load = Load(self._needs, landing.steps(by_layer=not wait), landing.end)
             lease = operation.lease(self._lookup, landing, load)
+            self.reports.add(match.prompt.hashes, operation.report())
         except BaseException as error:
             landing.end(error)
             raise
         self._start(load, match, wait=wait or landing.is_empty)
         return lease
+
+    @property
+    def num_loading(self) -> int:
+        """Loads that are under way."""
+        return sum(not load.ended for load in list(self._loading))
 
     def settle(self, prompt: Prompt | None = None) -> None:
         """Return when nothing of a prompt (None: of any) is being loaded, well or not."""
@@ -97,6 +106,7 @@ class _Operation:
         self._at_start: dict[str, dict[str, Bools]] = {}
         self._from: dict[str, dict[str, list[int]]] = {"host": {}, "device": {}}  # pages to fetch
         self._taken: dict[str, Reservation] = {"host": {}, "device": {}}
+        self._results: list[PoolTransferResult] = []  # of reads from storage
 
     def look_again(self, lookup: Lookup) -> None:
         """Ask storage for what has been evicted from the tiers above it since the match."""
@@ -119,7 +129,7 @@ class _Operation:
         if not taken:
             return
         pages = self._from["host"]
-        results = self._controller.prefetch(
+        self._results = results = self._controller.prefetch(
             [
                 PoolTransfer(
                     space,
@@ -186,11 +196,25 @@ class _Operation:
             page_tiers=lookup.page_tiers(self._at_start, boundary),
             shortened_by=self._cut or self._match.shortened_by,
             degraded=degraded,
+            report=self.report(),
             _release=landing.held.release,
             _wait=load.wait,
         )
-        self._controller.counters.add_all(lease.hit_tokens, "hit_tokens.")
+        self._count(lease)
         return lease
+
+    def _count(self, lease: Lease) -> None:
+        counts = {f"hit_tokens.{tier}": count for tier, count in lease.hit_tokens.items()}
+        counts |= {"restores": 1, "query_tokens": self._prompt.num_tokens}
+        counts |= {f"restores_degraded.{pool}": 1 for pool in lease.degraded}
+        if lease.shortened_by is not None:
+            counts[f"restores_shortened.{lease.shortened_by}"] = 1
+        self._controller.counters.add_all(counts)
+
+    def report(self) -> Report:
+        """What became of the match."""
+        cut = self._cut or self._match.shortened_by
+        return Report.of(self._match.num_pages, self.boundary, cut, self._results)
 
     def close(self) -> None:
         """Give back what was not adopted, and let go."""

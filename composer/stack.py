@@ -15,6 +15,7 @@ from composer.controller import HybridCacheController
 from composer.device_buffers import DeviceBuffers
 from composer.device_pools import DevicePoolGroup
 from composer.errors import InvariantError
+from composer.explain import with_policy
 from composer.group import HostPoolGroup
 from composer.lease import Lease, Slots
 from composer.lookup import Match, Prompt
@@ -188,8 +189,9 @@ class Stack:
     def explain(
         self, tokens: Any, salt: str | None = None, extra_key: str | None = None
     ) -> dict[str, Any]:
-        """Which pages of a prompt each tier and index space has, and what set the boundary."""
-        return self.cache.explain(self._prompt(tokens, salt, extra_key))
+        """What each tier has of a prompt, pool by pool, and why not more; changes nothing."""
+        told = self.cache.explain(self._prompt(tokens, salt, extra_key))
+        return with_policy(told, self.config.policy, self.config.storage.verify.name)
 
     def counters(self) -> dict[str, int]:
         """Everything counted so far, by name."""

@@ -100,7 +100,6 @@ class TestWait:
         match = stack.match(TOKENS)
         with stack.restore(match) as lease:
             engine.verify_lease(match, lease)
-            lease.wait(2)
 
     def test_a_worker_loads_what_nobody_waits_for(self, stack_of):
         jobs = Stepped()
@@ -111,7 +110,7 @@ class TestWait:
             assert wrong_layers(engine, match, lease) == set()
 
     def test_with_an_executor_that_runs_at_once_all_is_there_at_once(self, stack_of):
-        stack, engine = stack_of("kv+state", Inline())
+        stack, engine = stack_of("kv+state")
         match = stack.match(TOKENS)
         with stack.restore(match, wait=False) as lease:
             engine.verify_lease(match, lease)
@@ -306,15 +305,13 @@ class TestInFlight:
                     for layer in range(3):
                         lease.wait(layer)
                         wrong.extend(wrong_layers(engine, match, lease) & set(range(layer + 1)))
-                stack.cache.tiers.lock.acquire()
-                stack.cache.tiers.device.clear(None)
-                stack.cache.tiers.lock.release()
+                with stack.cache.tiers.lock:
+                    stack.cache.tiers.device.clear(None)
 
         threads = [threading.Thread(target=read) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
+        for act in ("start", "join"):
+            for thread in threads:
+                getattr(thread, act)()
         stack.cache.settle()
         assert wrong == []
         check_accounts(stack)

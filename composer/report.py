@@ -1,0 +1,68 @@
+"""What became of restores: found, read, refused and loaded are told apart."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+from composer.controller import PoolTransferResult
+
+NUM_REPORTS = 64
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of one match.
+
+    Attributes:
+        found_pages: Length of the prefix that was found.
+        loaded_pages: Length of the prefix that is in the device tier.
+        cut_by: As ``Lease.shortened_by``.
+        asked: Index space -> slots that were to be read from storage.
+        read: Index space -> slots read from there, and verified.
+        refused: Storage object -> why it could not be read or trusted -> how many.
+    """
+
+    found_pages: int
+    loaded_pages: int
+    cut_by: str | None
+    asked: Mapping[str, int]
+    read: Mapping[str, int]
+    refused: Mapping[str, Mapping[str, int]]
+
+    @classmethod
+    def of(
+        cls, found: int, loaded: int, cut_by: str | None, reads: Sequence[PoolTransferResult]
+    ) -> Report:
+        """A report of a restore that read this from storage."""
+        return cls(
+            found_pages=found,
+            loaded_pages=loaded,
+            cut_by=cut_by,
+            asked={one.pool: len(one.ok) for one in reads},
+            read={one.pool: int(one.ok.sum()) for one in reads},
+            refused={name: dict(why) for one in reads for name, why in one.refused.items() if why},
+        )
+
+
+class Reports:
+    """The last few reports, by the hash of the prompt's last page."""
+
+    def __init__(self) -> None:
+        self._reports: OrderedDict[bytes, Report] = OrderedDict()
+        self._lock = Lock()
+
+    def add(self, page_hashes: Sequence[bytes], report: Report) -> None:
+        if page_hashes:
+            with self._lock:
+                self._reports[page_hashes[-1]] = report
+                self._reports.move_to_end(page_hashes[-1])
+                if len(self._reports) > NUM_REPORTS:
+                    self._reports.popitem(last=False)
+
+    def get(self, page_hashes: Sequence[bytes]) -> Report | None:
+        """The last report of a prompt; None: it was none of the last few."""
+        with self._lock:
+            return self._reports.get(page_hashes[-1]) if page_hashes else None
