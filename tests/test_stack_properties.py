@@ -24,10 +24,10 @@ FAULTS = (broken, dropped, flipped, refused, short, swapped)
 class Story:
     """A random sequence of what can happen to a stack."""
 
-    def __init__(self, schema, seed, units, *, workers=False):
+    def __init__(self, schema, seed, units, *, workers=False, **settings):
         self.random = random.Random(f"{schema} {seed}")
         self.backend = Faulty()
-        self.stack = open_stack(schema, units, backend=self.backend, workers=workers)
+        self.stack = open_stack(schema, units, backend=self.backend, workers=workers, **settings)
         self.engine = Engine(self.stack)
         self.seen: set[bytes] = set()
         self.healthy = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -49,19 +50,33 @@ class Driver:
         self, tokens: npt.NDArray[np.int64], match: Match, start: int, num_pages: int
     ) -> int:
         """Compute pages from ``start`` on, as many as there is room for; returns where it ended."""
-        wanted = self._stack.checkpoints(match, start * self._page_size)
         while num_pages:
             end = start + num_pages
-            boundaries = [at for at in wanted if at <= end * self._page_size]
-            full_end = min(end, len(match.prompt.hashes))
-            if start < full_end and full_end * self._page_size not in boundaries:
-                boundaries.append(full_end * self._page_size)  # the next part goes on from here
-            slots = self._stack.allocate(num_pages, len(boundaries))
-            if slots is not None:
-                self._fill_and_commit(tokens[: end * self._page_size], match, slots, boundaries)
-                return end
+            for boundaries in self._boundaries(match, start, end):
+                slots = self._stack.allocate(num_pages, len(boundaries))
+                if slots is not None:
+                    self._fill_and_commit(tokens[: end * self._page_size], match, slots, boundaries)
+                    return end
             num_pages //= 2
         return start
+
+    def _boundaries(self, match: Match, start: int, end: int) -> Iterator[list[int]]:
+        """What to keep of some pages: all that is worth it, and ever less where states are short.
+
+        Their end is always kept: the next part goes on from there.
+        """
+        size, full_end = self._page_size, min(end, len(match.prompt.hashes))
+        has_states = any(space.is_state for space in self._stack.plan.spaces.values())
+        limit: int | None = None
+        while True:
+            wanted = self._stack.checkpoints(match, start * size, limit)
+            found = {at for at in wanted if at <= end * size}
+            if start < full_end:
+                found.add(full_end * size)
+            yield sorted(found)
+            limit = len(wanted) // 2
+            if not has_states or not limit:
+                return
 
     def _fill_and_commit(
         self,
