@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from composer.breaker import Breaker
 from composer.counters import Counters
 from composer.errors import InvariantError
-from composer.storage import CallTimeoutError, TransferError
+from composer.storage import CallTimeoutError, StorageBackend, TransferError
 from composer.transfer import Moved
 
 log = logging.getLogger(__name__)
@@ -97,3 +97,15 @@ class Guard:
     def _note(self, name: str, seconds: float) -> None:
         with self._lock:
             self.longest_s[name] = max(self.longest_s.get(name, 0.0), seconds)
+
+
+def closed(backend: StorageBackend) -> bool:
+    """Close a backend. False: it complains; whoever ends a stack could do nothing about it."""
+    try:
+        backend.close()
+    except InvariantError:
+        raise
+    except Exception as error:
+        log.warning("storage close failed: %s: %s", type(error).__name__, error)
+        return False
+    return True

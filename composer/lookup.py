@@ -104,7 +104,8 @@ class Match:
         shortened_by: The index space that kept the prefix from reaching as far as the anchor's
             pages do; None where nothing did.
         limit: Pages that may match at all: the prompt's full pages, or ``max_tokens``.
-        stored: Per index space and page, what storage was seen to hold.
+        stored: Per index space and page, what storage was seen to hold, and may be fetched.
+        not_fetched: Why nothing is promised of what storage may hold; None: nothing is held back.
     """
 
     prompt: Prompt
@@ -114,13 +115,14 @@ class Match:
     shortened_by: str | None
     limit: int
     stored: Mapping[str, Bools] = field(repr=False)
+    not_fetched: str | None = None
 
 
 class Lookup:
     """Finds the longest restorable prefix over all tiers."""
 
-    def __init__(self, tiers: Tiers) -> None:
-        self._tiers = tiers
+    def __init__(self, tiers: Tiers, min_tokens: int = 0) -> None:
+        self._tiers, self._min_tokens = tiers, min_tokens
         self._page_size = tiers.plan.page_size
 
     def match(self, prompt: Prompt, max_tokens: int | None = None) -> Match:
@@ -132,12 +134,16 @@ class Lookup:
         with self._tiers.lock:
             device = self._tiers.present("device", hashes)
             host = self._tiers.present("host", hashes)
+<<<<<<< /tmp/mv/wt/composer/lookup.py
+        stored, not_fetched = self._fetchable(prompt, {"device": device, "host": host}, limit)
+=======
         self._count("device", device)
         self._count("host", host)
         here = self._tiers.requirements([device, host])
         stored = {space: np.zeros(limit, dtype=np.bool_) for space in self._tiers.spaces}
         if longest(restorable_lengths(here, limit)) < limit:
             stored = self.ask_storage(prompt, here)
+>>>>>>> /tmp/mv/n
         needs = self._tiers.requirements([device, host, stored])
         boundary = longest(restorable_lengths(needs, limit))
         with self._tiers.lock:
@@ -152,13 +158,40 @@ class Lookup:
             shortened_by=shortened_by(needs, boundary),
             limit=limit,
             stored=stored,
+            not_fetched=not_fetched,
         )
 
+<<<<<<< /tmp/mv/wt/composer/lookup.py
+    def _fetchable(
+        self, prompt: Prompt, above: dict[str, dict[str, Bools]], limit: int
+    ) -> tuple[dict[str, Bools], str | None]:
+        """What storage holds of the first pages, and why it is not counted on where it is not.
+
+        A promise of what would never be fetched is none.
+        """
+        nothing = {space: np.zeros(limit, dtype=np.bool_) for space in self._tiers.spaces}
+        here = self._tiers.requirements(above.values())
+        known = longest(restorable_lengths(here, limit))
+        if known == limit:
+            return nothing, None
+        if (limit - known) * self._page_size >= self._min_tokens:
+            stored = self.ask_storage(prompt, here)
+            if not self._min_tokens:
+                return stored, None
+            needs = self._tiers.requirements([*above.values(), stored])
+            boundary = longest(restorable_lengths(needs, limit))
+            num_tokens = self.count_tokens({**above, "storage": stored}, boundary)["storage"]
+            if not 0 < num_tokens < self._min_tokens:
+                return stored, None
+        self._tiers.controller.counters.add("prefetch_below_threshold")
+        return nothing, f"below threshold {self._min_tokens}"
+=======
     def _count(self, tier: str, presence: Mapping[str, Bools]) -> None:
         counts = {f"page_queries.{tier}.{space}": len(one) for space, one in presence.items()}
         for space, flags in presence.items():
             counts[f"page_hits.{tier}.{space}"] = int(np.count_nonzero(flags))
         self._tiers.controller.counters.add_all(counts)
+>>>>>>> /tmp/mv/n
 
     def count_tokens(
         self, presence: Mapping[str, Mapping[str, Bools]], boundary: int

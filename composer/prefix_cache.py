@@ -12,6 +12,7 @@ from composer.explain import Explain
 from composer.lease import Lease, Slots
 from composer.lookup import Lookup, Match, Prompt, Tiers
 from composer.plan import StackPlan
+from composer.prefetch import Fetch, Prefetcher
 from composer.restore import Restore
 from composer.schema import PolicyConfig
 from composer.snapshot import snapshot
@@ -33,8 +34,9 @@ class PrefixCache:
         self.plan, self.controller = plan, controller
         self.tiers = Tiers(plan, controller, policy.eviction)
         self.writer = Writer(self.tiers, policy, reprove_s=reprove_s, retries=retries)
-        self._lookup = Lookup(self.tiers)
-        self._restore = Restore(self.tiers, self._lookup, self.writer.save)
+        self.prefetcher = Prefetcher(self.tiers, policy)
+        self._lookup = Lookup(self.tiers, policy.prefetch_min_tokens)
+        self._restore = Restore(self.tiers, self._lookup, self.writer.save, self.prefetcher)
         self._commit = Commit(self.tiers, self.writer, policy.checkpoints_per_branch)
 
     def match(self, prompt: Prompt, max_tokens: int | None = None) -> Match:
@@ -51,8 +53,13 @@ class PrefixCache:
             raise
         return lease
 
+    def prefetch(self, match: Match) -> Fetch:
+        """Start to bring what only storage holds of a prefix into the host tier."""
+        return self._restore.prefetch(match)
+
     def settle(self) -> None:
-        """Return when nothing is being loaded into the device tier any more."""
+        """Return when nothing is fetched or loaded any more; what has not arrived is given up."""
+        self.prefetcher.settle()
         self._restore.settle()
 
     def allocate(self, num_pages: int, num_states: int = 0) -> Slots | None:

@@ -1,7 +1,6 @@
 """Brings a matched prefix into the device tier: storage -> host -> device.
 
-What was actually read decides: after each step the boundary is asked again, over what is now
-verifiably here. A tier without room shortens the prefix to the longest boundary that fits.
+What was read decides: after each step the boundary is asked again. A tier without room shortens it.
 """
 
 from __future__ import annotations
@@ -13,14 +12,19 @@ import numpy as np
 from composer.boundary import Bools, longest, restorable_lengths, shortened_by
 from composer.controller import PoolTransferResult
 from composer.group import Reservation
-from composer.landing import Landing, add_checkpoint, adopt
+from composer.landing import Landing, add_checkpoint
 from composer.lease import Lease
 from composer.load_back import LayerNeeds, Load
-from composer.lookup import Lookup, Match, Prompt, Tiers
+from composer.lookup import TIERS, Lookup, Match, Prompt, Tiers
 from composer.pins import Pins
+<<<<<<< /tmp/mv/wt/composer/restore.py
+from composer.prefetch import Fetch, Patience, Plan, Prefetcher
+from composer.residency import Checkpoint, PageEntry, Residency
+=======
 from composer.report import Report, Reports
 from composer.residency import Checkpoint, PageEntry, Residency, Resident
 from composer.transfer import PoolTransfer
+>>>>>>> /tmp/mv/n
 
 Entry = PageEntry | Checkpoint
 Save = Callable[[Entry], None]  # what the device tier is about to give up
@@ -29,8 +33,9 @@ Save = Callable[[Entry], None]  # what the device tier is about to give up
 class Restore:
     """Restores matches, one ``_Operation`` each."""
 
-    def __init__(self, tiers: Tiers, lookup: Lookup, save: Save) -> None:
+    def __init__(self, tiers: Tiers, lookup: Lookup, save: Save, prefetcher: Prefetcher) -> None:
         self._tiers, self._lookup, self._save = tiers, lookup, save
+        self._prefetcher = prefetcher
         self._needs = LayerNeeds(tiers.plan.spec)
         self._loading: dict[Load, Match] = {}
         self.reports = Reports()
@@ -45,11 +50,13 @@ class Restore:
         Returns:
             A lease whose boundary may be shorter than the match's, down to nothing.
         """
-        operation = _Operation(self._tiers, match)
+        operation = _Operation(self._tiers, match, self._prefetcher)
         try:
+            patience = self._prefetcher.patience(match.hit_tokens["storage"])
+            operation.await_coming(patience)
             operation.look_again(self._lookup)
             operation.reserve_host()
-            operation.prefetch()
+            operation.prefetch(patience)
             operation.reserve_device(self._save)
             landing = operation.land()
         finally:
@@ -64,10 +71,25 @@ class Restore:
         self._start(load, match, wait=wait or landing.is_empty)
         return lease
 
+<<<<<<< /tmp/mv/wt/composer/restore.py
+    def prefetch(self, match: Match) -> Fetch:
+        """Start to bring what only storage holds of a prefix into the host tier."""
+        operation = _Operation(self._tiers, match, self._prefetcher)
+        try:
+            operation.await_coming(Patience(0.0))
+            operation.look_again(self._lookup)
+            operation.reserve_host()
+            fetch = operation.start_fetch()
+        finally:
+            operation.close()
+        self._prefetcher.submit(fetch)
+        return fetch
+=======
     @property
     def num_loading(self) -> int:
         """Loads that are under way."""
         return sum(not load.ended for load in list(self._loading))
+>>>>>>> /tmp/mv/n
 
     def settle(self, prompt: Prompt | None = None) -> None:
         """Return when nothing of a prompt (None: of any) is being loaded, well or not."""
@@ -95,14 +117,18 @@ class _Operation:
         boundary: Pages that are still promised; shrinks from step to step.
     """
 
-    def __init__(self, tiers: Tiers, match: Match) -> None:
+    def __init__(self, tiers: Tiers, match: Match, prefetcher: Prefetcher) -> None:
         self._tiers, self._match, self._prompt = tiers, match, match.prompt
         self._controller = tiers.controller
         self.boundary = match.num_pages
         self._hashes = match.prompt.hashes[: match.num_pages]
         self._stored = {s: flags[: match.num_pages] for s, flags in match.stored.items()}
         self._pins = {"device": Pins(tiers.device, "restore"), "host": Pins(tiers.host, "restore")}
+        self._prefetcher = prefetcher
+        self._fetch: Fetch | None = None
+        self._others: list[Fetch] = []
         self._cut: str | None = None
+        self._late: str | None = None
         self._at_start: dict[str, dict[str, Bools]] = {}
         self._from: dict[str, dict[str, list[int]]] = {"host": {}, "device": {}}  # pages to fetch
         self._taken: dict[str, Reservation] = {"host": {}, "device": {}}
@@ -117,17 +143,39 @@ class _Operation:
             here = self._tiers.requirements([now["device"], now["host"]])
             self._stored = lookup.ask_storage(self._prompt, here)
 
-    def reserve_host(self) -> None:
-        """Take host slots for what only storage holds."""
-        with self._tiers.lock:
-            self._at_start = self._present()
-            self._reserve(self._tiers.host, sources=("device", "host", "storage"))
+    def await_coming(self, patience: Patience) -> None:
+        """Wait for what others fetch of this prefix."""
+        self._others = self._prefetcher.coming(self._hashes)
+        if not all(fetch.wait(patience.left_s) for fetch in self._others):
+            self._late = "prefetch_late"
 
-    def prefetch(self) -> None:
-        """Read what only storage holds, and adopt what proved right."""
-        taken = self._taken["host"]
-        if not taken:
+    def reserve_host(self) -> None:
+        """Take host slots for what only storage holds, as many as fetches may have.
+
+        What is still on its way for another is not fetched once more.
+        """
+        with self._tiers.lock:
+            for fetch in (one for one in self._others if not one.ended):
+                self._stored = fetch.without(self._hashes, self._stored)
+            self._at_start = self._present()
+            self._reserve(self._tiers.host, TIERS, self._prefetcher.room())
+
+    def prefetch(self, patience: Patience) -> None:
+        """Read what only storage holds, and wait for it."""
+        if not self._taken["host"]:
             return
+<<<<<<< /tmp/mv/wt/composer/restore.py
+        fetch = self.start_fetch()
+        if patience.left_s is None:
+            fetch.run()
+            return
+        self._prefetcher.submit(fetch)
+        if not fetch.wait(patience.left_s):
+            self._late = "prefetch_late"
+
+    def start_fetch(self) -> Fetch:
+        """Register the fetch of what only storage holds, into the slots that were taken for it."""
+=======
         pages = self._from["host"]
         self._results = results = self._controller.prefetch(
             [
@@ -140,23 +188,13 @@ class _Operation:
                 for space, slots in taken.items()
             ]
         )
+>>>>>>> /tmp/mv/n
         with self._tiers.lock:
-            slots: dict[str, dict[int, Resident]] = {}
-            failed: set[int] = set()
-            for result in results:
-                flags = result.degraded.tolist()
-                triples = zip(pages[result.pool], taken[result.pool], flags, strict=True)
-                residents = {page: Resident(slot, flag) for page, slot, flag in triples}
-                wrong = [p for p, ok in zip(pages[result.pool], result.ok, strict=True) if not ok]
-                for page in wrong:
-                    self._tiers.host.give_back({result.pool: [residents.pop(page).slot]})
-                if result.pool in self._tiers.host.page_spaces:
-                    failed.update(wrong)
-                slots[result.pool] = residents
-            self._taken["host"] = {}
-            adopt(self._tiers.host, self._prompt, slots, self._pins["host"], failed)
-            # what was read stays, whatever the device can hold
-            add_checkpoint(self._tiers.host, self._prompt, self._wanted(self.boundary))
+            taken, self._taken["host"] = self._taken["host"], {}
+            pages = {space: self._from["host"][space] for space in taken}
+            plan = Plan(self._prompt, self.boundary, self._wanted(self.boundary), pages, taken)
+            self._fetch = self._prefetcher.start(plan)
+        return self._fetch
 
     def reserve_device(self, save: Save) -> None:
         """Take device slots for what is only in host memory.
@@ -218,6 +256,8 @@ class _Operation:
 
     def close(self) -> None:
         """Give back what was not adopted, and let go."""
+        if self._fetch is not None:
+            self._fetch.let_go()
         with self._tiers.lock:
             self._tiers.host.give_back(self._taken["host"])
             self._tiers.device.give_back(self._taken["device"])
@@ -239,7 +279,9 @@ class _Operation:
         window = self._tiers.plan.spaces[space].window_pages
         return 0 if window is None else max(boundary - window, 0)
 
-    def _reserve(self, tier: Residency, sources: Sequence[str]) -> Entry | None:
+    def _reserve(
+        self, tier: Residency, sources: Sequence[str], most: Mapping[str, int] | None = None
+    ) -> Entry | None:
         """Take slots in ``tier`` for what the slower of the sources hold.
 
         None: they are taken. Else what has to be saved before the tier has room.
@@ -252,7 +294,8 @@ class _Operation:
             needs = self._tiers.requirements([presence[name] for name in sources])
             allowed = restorable_lengths(needs, len(self._hashes))
             if longest(allowed, self.boundary) < self.boundary:
-                self._cut = shortened_by(needs, longest(allowed)) or self._tiers.spaces[0]
+                by = shortened_by(needs, longest(allowed)) or self._tiers.spaces[0]
+                self._cut = self._late or by
                 self.boundary = longest(allowed, self.boundary)
             wanted = self._wanted(self.boundary)
             for pins in self._pins.values():
@@ -260,15 +303,17 @@ class _Operation:
             have = [presence[name] for name in sources[: sources.index(tier.tier) + 1]]
             missing = {s: ~np.logical_or.reduce([one[s] for one in have]) for s in wanted}
             pages = {space: self._missing_pages(space, flags) for space, flags in missing.items()}
-            taken = tier.take({space: len(found) for space, found in pages.items() if found})
+            counts = {space: len(found) for space, found in pages.items() if found}
+            too_many = most is not None and any(n > most[space] for space, n in counts.items())
+            taken = None if too_many else tier.take(counts)
             if taken is not None:
                 self._from[tier.tier], self._taken[tier.tier] = pages, taken
                 return None
-            if tier.refused is not None:
+            if tier.refused is not None and not too_many:
                 return tier.refused
-            self._cut = f"{tier.tier}_capacity"
+            self._cut = "prefetch_host_share" if too_many else f"{tier.tier}_capacity"
             self._controller.counters.add(f"shortened.{self._cut}")
-            self.boundary = self._fitting(tier, missing, allowed)
+            self.boundary = self._fitting(tier, missing, allowed, most)
             for pins in self._pins.values():
                 pins.release()
 
@@ -277,7 +322,13 @@ class _Operation:
         found: list[int] = (np.flatnonzero(missing[first : self.boundary]) + first).tolist()
         return found
 
-    def _fitting(self, tier: Residency, missing: Mapping[str, Bools], allowed: Bools) -> int:
+    def _fitting(
+        self,
+        tier: Residency,
+        missing: Mapping[str, Bools],
+        allowed: Bools,
+        most: Mapping[str, int] | None,
+    ) -> int:
         """The longest shorter boundary whose slots are free, or will be without this one's."""
         fits = allowed.copy()
         fits[self.boundary :] = False
@@ -285,9 +336,11 @@ class _Operation:
         for space, flags in missing.items():
             own = tier.present(space, self._hashes)
             own[: self._first(space, self.boundary)] = own[self.boundary :] = False
-            counted = np.concatenate(([0], np.cumsum(flags | own)))
             window = self._tiers.plan.spaces[space].window_pages
             first = 0 if window is None else np.maximum(lengths - window, 0)
             room = tier.num_free(space) + np.count_nonzero(own)
-            fits &= counted[lengths] - counted[first] <= room
+            limits = [(flags | own, room), (flags, room if most is None else most[space])]
+            for needed, limit in limits:
+                counted = np.concatenate(([0], np.cumsum(needed)))
+                fits &= counted[lengths] - counted[first] <= limit
         return longest(fits)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
@@ -14,12 +13,17 @@ from composer.commit import Committed
 from composer.controller import HybridCacheController
 from composer.device_buffers import DeviceBuffers
 from composer.device_pools import DevicePoolGroup
+<<<<<<< /tmp/mv/wt/composer/stack.py
+=======
 from composer.errors import InvariantError
 from composer.explain import with_policy
+>>>>>>> /tmp/mv/n
 from composer.group import HostPoolGroup
+from composer.guard import closed
 from composer.lease import Lease, Slots
 from composer.lookup import Match, Prompt
 from composer.plan import StackPlan
+from composer.prefetch import Fetch
 from composer.prefix_cache import PrefixCache
 from composer.registry import BACKENDS
 from composer.schema import StackConfig
@@ -27,7 +31,6 @@ from composer.stack_plan import check_memory, plan_stack
 from composer.storage import StorageBackend
 from composer.writer import Published
 
-log = logging.getLogger(__name__)
 NUM_WORKERS = 3  # backups, writes and a spare, so that a slow store delays no copy
 REPROVE_S = 10.0  # for backends without a setting of their own
 
@@ -114,6 +117,13 @@ class Stack:
                 be computed.
         """
         return self.cache.restore(match, wait=wait)
+
+    def prefetch(self, match: Match) -> Fetch:
+        """Start to bring what only storage holds of a prefix into the host tier.
+
+        ``num_pages`` of the answer is what may be promised; ``wait`` for it, or ``cancel`` it.
+        """
+        return self.cache.prefetch(match)
 
     def allocate(self, num_pages: int, num_states: int = 0) -> Slots | None:
         """Device slots to compute into; None when there is no room even after evicting.
@@ -214,10 +224,11 @@ class Stack:
     def detach(self) -> None:
         """Finish what is under way, and close the backend: the stack goes on without storage."""
         try:
+            self.cache.prefetcher.settle()
             self.cache.writer.drain()
         finally:
             backend = self.controller.detach()
-            if backend is not None and not _closed(backend):
+            if backend is not None and not closed(backend):
                 self.controller.counters.add("backend_failed.close")
 
     def close(self) -> None:
@@ -283,17 +294,5 @@ def compose(
         )
     except BaseException:
         if backend is None:
-            _closed(made)
+            closed(made)
         raise
-
-
-def _closed(backend: StorageBackend) -> bool:
-    """Close a backend. False: it complains; whoever ends a stack could do nothing about it."""
-    try:
-        backend.close()
-    except InvariantError:
-        raise
-    except Exception as error:
-        log.warning("storage close failed: %s: %s", type(error).__name__, error)
-        return False
-    return True

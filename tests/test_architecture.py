@@ -108,6 +108,7 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
             "composer.lookup",
             "composer.load_back",
             "composer.landing",
+            "composer.prefetch",
             "composer.restore",
             "composer.ledger",
             "composer.backup",
