@@ -6,6 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer.boundary import Requirement, longest, restorable_lengths, shortened_by
+from tests.engine import DRAFT, PAGE, SWA, Engine, open_stack, prompt
+from tests.faults import Faulty
+from tests.test_lookup import forget
 
 
 def need(name, present, window_pages=None):
@@ -98,3 +101,71 @@ def test_pages_alone_restore_nothing_where_a_state_is_required(states, length):
 def test_a_window_longer_than_the_prompt_needs_all_of_it():
     assert longest(restorable_lengths([need("window", pages(4, (1, 3)), 9)], 4)) == 0
     assert longest(restorable_lengths([need("window", pages(4, (0, 3)), 9)], 4)) == 4
+
+
+WINDOWS = st.none() | st.integers(1, 8 * PAGE)  # in tokens; None: a model without windows
+
+
+@st.composite
+def losses(draw):
+    """A schema with a window of any length, and which objects of a prompt storage has lost."""
+    window = draw(WINDOWS)
+    schema = draw(st.sampled_from(["kv+indexer", "kv+state", "kv+draft", "kv+extra"]))
+    over: dict = {"draft": draw(st.booleans())}
+    pools = {"draft": DRAFT} if over["draft"] else {}
+    if window is not None:
+        pools["swa"] = {**SWA, "window_tokens": window}
+    num_pages = draw(st.integers(1, 9))
+    keep = draw(st.lists(st.sampled_from([*range(12)]), min_size=60, max_size=60))
+    return schema, {**over, "pools": pools}, window, num_pages, [one > 0 for one in keep]
+
+
+def is_restorable(kept, spaces, num_pages):
+    """The definition: page by page, pool by pool, token by token."""
+    for rule, pools in spaces:
+        for page in range(num_pages):
+            tokens = range(page * PAGE, (page + 1) * PAGE)
+            if rule == "state":
+                needed = page == num_pages - 1
+            elif rule is None:
+                needed = True
+            else:
+                needed = any(token >= num_pages * PAGE - rule for token in tokens)
+            if needed and not all(kept[pool, page] for pool in pools):
+                return False
+    return True
+
+
+@given(losses())
+@settings(max_examples=80, deadline=None, derandomize=True)
+def test_a_hit_is_the_longest_prefix_that_the_definition_allows(case):
+    schema, over, window, num_pages, flags = case
+    backend = Faulty()
+    with open_stack(schema, (16, 16), backend=backend, **over) as stack:
+        engine, tokens = Engine(stack), prompt(*range(num_pages))
+        engine.serve(tokens, states_at=[PAGE * (page + 1) for page in range(num_pages)])
+        assert stack.publish().pages_unsaved == 0
+        forget(stack)
+        kept_keys = backend.keys()
+        hashes = [h.hex() for h in stack.match(tokens).prompt.hashes]
+        stored = {(k.split("/")[2], hashes.index(k.split("/")[4])): k for k in kept_keys}
+        spaces = [
+            (
+                "state" if plan.is_state else window if plan.window_pages else None,
+                [arena.name for arena in plan.arenas if arena.required],
+            )
+            for plan in stack.plan.spaces.values()
+        ]
+        lost = [one for one, keep in zip(sorted(stored), flags, strict=False) if not keep]
+        backend.remove([stored[one] for one in lost])
+        kept = {one: one not in lost for one in stored}
+        right = max(n for n in range(num_pages + 1) if is_restorable(kept, spaces, n))
+        match = stack.match(tokens)
+        assert match.num_pages == right
+        with stack.restore(match) as lease:
+            assert lease.num_pages == right
+            engine.verify_lease(match, lease)
+            names = {pool for pool, page in lost if page < right}
+            optional = {a.name for plan in stack.plan.spaces.values() for a in plan.arenas}
+            optional -= {pool for _, pools in spaces for pool in pools}
+            assert bool(lease.degraded) == bool(names & optional)

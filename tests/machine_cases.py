@@ -1,0 +1,61 @@
+"""What the machine is run on: schemas of every kind, tiers of several sizes, and prompts."""
+
+from dataclasses import dataclass, field
+from functools import cache
+
+from hypothesis import strategies as st
+
+from composer.schema import StackConfig
+from tests.engine import DRAFT, config
+from tests.machine_model import ALL, STATE
+
+LATENT = {"layers": "all", "buffers": {"latent": {"shape": [9], "dtype": "bfloat16"}}}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A schema, fields laid over it, and what each index space needs of a prefix."""
+
+    schema: str
+    rules: dict[str, str | int]
+    over: dict = field(default_factory=dict)
+
+
+CASES = {
+    "kv": Case("kv", {"kv": ALL}),
+    "latent+indexer": Case(
+        "kv+indexer",
+        {"kv": ALL},
+        {"pools": {"kv": {"buffers": {"k": None, "v": None, **LATENT["buffers"]}}}},
+    ),
+    "kv+state": Case("kv+state", {"kv": ALL, "state": STATE}),
+    "kv+window": Case(
+        "kv+window", {"kv": ALL, "swa": 10}, {"pools": {"swa": {"window_tokens": 10}}}
+    ),
+    "kv+window+state": Case("kv+window+state", {"kv": ALL, "swa": 12, "state": STATE}),
+    "kv+indexer+state": Case("kv+indexer+state", {"kv": ALL, "state": STATE}),
+    "kv+extra": Case("kv+extra", {"kv": ALL, "extra": ALL}),
+    "state": Case("state", {"state": STATE}),
+    "index only": Case("index only", {"kv": ALL, "swa": 12}),
+    "kv+draft": Case("kv+draft", {"kv": ALL}),
+    "everything": Case(
+        "kv+window+state",
+        {"kv": ALL, "swa": 5, "state": STATE},
+        {"draft": True, "pools": {"swa": {"window_tokens": 5}, "draft": DRAFT}},
+    ),
+}
+
+TRUNK = (0, 1, 2, 3, 4, 5, 6)
+BRANCHES = (TRUNK, (0, 1, 12, 13, 14, 15), (0, 1, 2, 3, 24, 25, 26), (30, 31, 32))
+SALTS = st.sampled_from([None, None, None, None, "a"])
+PATHS = st.builds(
+    lambda branch, length: branch[: length + 1], st.sampled_from(BRANCHES), st.integers(0, 6)
+)
+LENGTHS = st.integers(1, len(TRUNK))
+INDEX = st.integers(0, 99)
+UNITS = st.sampled_from([(8, 8), (3, 6), (6, 3), (2, 2), (16, 16), (4, 12), (1, 1)])
+
+
+@cache
+def configured(case: str, units: tuple[int, int]) -> StackConfig:
+    return config(CASES[case].schema, units, **CASES[case].over)
