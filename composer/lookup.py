@@ -134,16 +134,9 @@ class Lookup:
         with self._tiers.lock:
             device = self._tiers.present("device", hashes)
             host = self._tiers.present("host", hashes)
-<<<<<<< /tmp/mv/wt/composer/lookup.py
-        stored, not_fetched = self._fetchable(prompt, {"device": device, "host": host}, limit)
-=======
         self._count("device", device)
         self._count("host", host)
-        here = self._tiers.requirements([device, host])
-        stored = {space: np.zeros(limit, dtype=np.bool_) for space in self._tiers.spaces}
-        if longest(restorable_lengths(here, limit)) < limit:
-            stored = self.ask_storage(prompt, here)
->>>>>>> /tmp/mv/n
+        stored, not_fetched = self._fetchable(prompt, {"device": device, "host": host}, limit)
         needs = self._tiers.requirements([device, host, stored])
         boundary = longest(restorable_lengths(needs, limit))
         with self._tiers.lock:
@@ -161,7 +154,6 @@ class Lookup:
             not_fetched=not_fetched,
         )
 
-<<<<<<< /tmp/mv/wt/composer/lookup.py
     def _fetchable(
         self, prompt: Prompt, above: dict[str, dict[str, Bools]], limit: int
     ) -> tuple[dict[str, Bools], str | None]:
@@ -185,13 +177,12 @@ class Lookup:
                 return stored, None
         self._tiers.controller.counters.add("prefetch_below_threshold")
         return nothing, f"below threshold {self._min_tokens}"
-=======
+
     def _count(self, tier: str, presence: Mapping[str, Bools]) -> None:
         counts = {f"page_queries.{tier}.{space}": len(one) for space, one in presence.items()}
         for space, flags in presence.items():
             counts[f"page_hits.{tier}.{space}"] = int(np.count_nonzero(flags))
         self._tiers.controller.counters.add_all(counts)
->>>>>>> /tmp/mv/n
 
     def count_tokens(
         self, presence: Mapping[str, Mapping[str, Bools]], boundary: int

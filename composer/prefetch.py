@@ -1,19 +1,19 @@
 """Reads from storage into the host tier: in parts, on workers, waited for as the policy says.
 
-Slots stay taken until the call that reads into them is over, whoever has given up waiting. What
-arrives late is adopted all the same, for the next who asks.
+Slots stay taken until the call that reads into them is over; what comes late is adopted, too.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Condition, get_ident
 from time import monotonic
 
 from composer.boundary import Bools
+from composer.controller import PoolTransferResult
 from composer.group import Reservation
 from composer.landing import Wanted, add_checkpoint, adopt
 from composer.lookup import Prompt, Tiers
@@ -64,6 +64,7 @@ class Fetch:
     Attributes:
         num_pages: Prefix that is restorable once all has arrived.
         hashes: Index space -> what is being fetched.
+        results: What became of the parts that were read.
     """
 
     def __init__(self, tiers: Tiers, plan: Plan, end: Callable[[Fetch], None]) -> None:
@@ -72,6 +73,7 @@ class Fetch:
         every = plan.prompt.hashes
         self.hashes = {s: {every[page] for page in pages} for s, pages in plan.pages.items()}
         self._parts = deque(_parts(tiers, plan))
+        self.results: list[PoolTransferResult] = []
         self._pins = Pins(tiers.host, "prefetch")
         self._changed = Condition()
         self._reader: int | None = None
@@ -92,9 +94,8 @@ class Fetch:
         self, page_hashes: Sequence[bytes], stored: Mapping[str, Bools]
     ) -> dict[str, Bools]:
         """What storage holds of a prefix, less what is on its way already."""
-        nothing: set[bytes] = set()
         return {
-            space: flags & [one not in self.hashes.get(space, nothing) for one in page_hashes]
+            space: flags & [one not in self.hashes.get(space, ()) for one in page_hashes]
             for space, flags in stored.items()
         }
 
@@ -185,6 +186,7 @@ class Fetch:
         except BaseException:
             self._give_back([part])
             raise
+        self.results += results
         slots: dict[str, dict[int, Resident]] = {}
         failed: set[int] = set()
         with tiers.lock:
@@ -202,7 +204,7 @@ class Fetch:
             adopt(tiers.host, prompt, slots, self._pins, failed)
         return not failed
 
-    def _give_back(self, parts: Sequence[Part] | deque[Part]) -> None:
+    def _give_back(self, parts: Iterable[Part]) -> None:
         with self._tiers.lock:
             for part in parts:
                 for space, pairs in part.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -37,14 +37,16 @@ class Report:
         cls, found: int, loaded: int, cut_by: str | None, reads: Sequence[PoolTransferResult]
     ) -> Report:
         """A report of a restore that read this from storage."""
-        return cls(
-            found_pages=found,
-            loaded_pages=loaded,
-            cut_by=cut_by,
-            asked={one.pool: len(one.ok) for one in reads},
-            read={one.pool: int(one.ok.sum()) for one in reads},
-            refused={name: dict(why) for one in reads for name, why in one.refused.items() if why},
-        )
+        asked: Counter[str] = Counter()
+        read: Counter[str] = Counter()
+        refused: dict[str, Counter[str]] = {}
+        for one in reads:
+            asked[one.pool] += len(one.ok)
+            read[one.pool] += int(one.ok.sum())
+            for name, why in one.refused.items():
+                refused.setdefault(name, Counter()).update(why)
+        reasons = {name: dict(why) for name, why in refused.items() if why}
+        return cls(found, loaded, cut_by, dict(asked), dict(read), reasons)
 
 
 class Reports:

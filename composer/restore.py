@@ -5,33 +5,16 @@ What was read decides: after each step the boundary is asked again. A tier witho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
-import numpy as np
-
-from composer.boundary import Bools, longest, restorable_lengths, shortened_by
-from composer.controller import PoolTransferResult
-from composer.group import Reservation
-from composer.landing import Landing, add_checkpoint
 from composer.lease import Lease
 from composer.load_back import LayerNeeds, Load
-from composer.lookup import TIERS, Lookup, Match, Prompt, Tiers
-from composer.pins import Pins
-<<<<<<< /tmp/mv/wt/composer/restore.py
-from composer.prefetch import Fetch, Patience, Plan, Prefetcher
-from composer.residency import Checkpoint, PageEntry, Residency
-=======
-from composer.report import Report, Reports
-from composer.residency import Checkpoint, PageEntry, Residency, Resident
-from composer.transfer import PoolTransfer
->>>>>>> /tmp/mv/n
-
-Entry = PageEntry | Checkpoint
-Save = Callable[[Entry], None]  # what the device tier is about to give up
+from composer.lookup import Lookup, Match, Prompt, Tiers
+from composer.operation import Operation, Save
+from composer.prefetch import Fetch, Patience, Prefetcher
+from composer.report import Reports
 
 
 class Restore:
-    """Restores matches, one ``_Operation`` each."""
+    """Restores matches, one ``Operation`` each."""
 
     def __init__(self, tiers: Tiers, lookup: Lookup, save: Save, prefetcher: Prefetcher) -> None:
         self._tiers, self._lookup, self._save = tiers, lookup, save
@@ -50,7 +33,7 @@ class Restore:
         Returns:
             A lease whose boundary may be shorter than the match's, down to nothing.
         """
-        operation = _Operation(self._tiers, match, self._prefetcher)
+        operation = Operation(self._tiers, match, self._prefetcher)
         try:
             patience = self._prefetcher.patience(match.hit_tokens["storage"])
             operation.await_coming(patience)
@@ -71,10 +54,9 @@ class Restore:
         self._start(load, match, wait=wait or landing.is_empty)
         return lease
 
-<<<<<<< /tmp/mv/wt/composer/restore.py
     def prefetch(self, match: Match) -> Fetch:
         """Start to bring what only storage holds of a prefix into the host tier."""
-        operation = _Operation(self._tiers, match, self._prefetcher)
+        operation = Operation(self._tiers, match, self._prefetcher)
         try:
             operation.await_coming(Patience(0.0))
             operation.look_again(self._lookup)
@@ -84,12 +66,11 @@ class Restore:
             operation.close()
         self._prefetcher.submit(fetch)
         return fetch
-=======
+
     @property
     def num_loading(self) -> int:
         """Loads that are under way."""
         return sum(not load.ended for load in list(self._loading))
->>>>>>> /tmp/mv/n
 
     def settle(self, prompt: Prompt | None = None) -> None:
         """Return when nothing of a prompt (None: of any) is being loaded, well or not."""
@@ -108,239 +89,3 @@ class Restore:
             self._loading = {one: m for one, m in self._loading.items() if not one.ended}
             self._loading[load] = match
         self._tiers.controller.submit(load.run)
-
-
-class _Operation:
-    """One restore.
-
-    Attributes:
-        boundary: Pages that are still promised; shrinks from step to step.
-    """
-
-    def __init__(self, tiers: Tiers, match: Match, prefetcher: Prefetcher) -> None:
-        self._tiers, self._match, self._prompt = tiers, match, match.prompt
-        self._controller = tiers.controller
-        self.boundary = match.num_pages
-        self._hashes = match.prompt.hashes[: match.num_pages]
-        self._stored = {s: flags[: match.num_pages] for s, flags in match.stored.items()}
-        self._pins = {"device": Pins(tiers.device, "restore"), "host": Pins(tiers.host, "restore")}
-        self._prefetcher = prefetcher
-        self._fetch: Fetch | None = None
-        self._others: list[Fetch] = []
-        self._cut: str | None = None
-        self._late: str | None = None
-        self._at_start: dict[str, dict[str, Bools]] = {}
-        self._from: dict[str, dict[str, list[int]]] = {"host": {}, "device": {}}  # pages to fetch
-        self._taken: dict[str, Reservation] = {"host": {}, "device": {}}
-        self._results: list[PoolTransferResult] = []  # of reads from storage
-
-    def look_again(self, lookup: Lookup) -> None:
-        """Ask storage for what has been evicted from the tiers above it since the match."""
-        with self._tiers.lock:
-            now = self._present()
-        needs = self._tiers.requirements(now.values())
-        if longest(restorable_lengths(needs, len(self._hashes)), self.boundary) < self.boundary:
-            here = self._tiers.requirements([now["device"], now["host"]])
-            self._stored = lookup.ask_storage(self._prompt, here)
-
-    def await_coming(self, patience: Patience) -> None:
-        """Wait for what others fetch of this prefix."""
-        self._others = self._prefetcher.coming(self._hashes)
-        if not all(fetch.wait(patience.left_s) for fetch in self._others):
-            self._late = "prefetch_late"
-
-    def reserve_host(self) -> None:
-        """Take host slots for what only storage holds, as many as fetches may have.
-
-        What is still on its way for another is not fetched once more.
-        """
-        with self._tiers.lock:
-            for fetch in (one for one in self._others if not one.ended):
-                self._stored = fetch.without(self._hashes, self._stored)
-            self._at_start = self._present()
-            self._reserve(self._tiers.host, TIERS, self._prefetcher.room())
-
-    def prefetch(self, patience: Patience) -> None:
-        """Read what only storage holds, and wait for it."""
-        if not self._taken["host"]:
-            return
-<<<<<<< /tmp/mv/wt/composer/restore.py
-        fetch = self.start_fetch()
-        if patience.left_s is None:
-            fetch.run()
-            return
-        self._prefetcher.submit(fetch)
-        if not fetch.wait(patience.left_s):
-            self._late = "prefetch_late"
-
-    def start_fetch(self) -> Fetch:
-        """Register the fetch of what only storage holds, into the slots that were taken for it."""
-=======
-        pages = self._from["host"]
-        self._results = results = self._controller.prefetch(
-            [
-                PoolTransfer(
-                    space,
-                    host_ids=slots,
-                    page_hashes=[self._hashes[page] for page in pages[space]],
-                    scope=self._prompt.scope,
-                )
-                for space, slots in taken.items()
-            ]
-        )
->>>>>>> /tmp/mv/n
-        with self._tiers.lock:
-            taken, self._taken["host"] = self._taken["host"], {}
-            pages = {space: self._from["host"][space] for space in taken}
-            plan = Plan(self._prompt, self.boundary, self._wanted(self.boundary), pages, taken)
-            self._fetch = self._prefetcher.start(plan)
-        return self._fetch
-
-    def reserve_device(self, save: Save) -> None:
-        """Take device slots for what is only in host memory.
-
-        What the device tier has to save first is saved without the caches' lock.
-        """
-        while True:
-            with self._tiers.lock:
-                first = self._reserve(self._tiers.device, sources=("device", "host"))
-            if first is None:
-                return
-            save(first)
-
-    def land(self) -> Landing:
-        """Hand over what is reserved and pinned."""
-        taken, self._taken["device"] = self._taken["device"], {}
-        pins = (self._pins["device"], self._pins["host"])
-        self._pins = {}
-        wanted = self._wanted(self.boundary)
-        return Landing(self._tiers, self._prompt, wanted, self._from["device"], taken, pins)
-
-    def lease(self, lookup: Lookup, landing: Landing, load: Load) -> Lease:
-        """What the caller gets; it pins the prefix by itself once it is there."""
-        tiers, boundary = self._tiers, self.boundary
-        with tiers.lock:
-            add_checkpoint(tiers.host, self._prompt, self._wanted(boundary))
-            for tier in (tiers.device, tiers.host):
-                tier.touch(self._hashes[:boundary], hit=True)
-            slots, degraded = landing.slots(), landing.degraded()
-        spaces = tiers.plan.spaces
-        lease = Lease(
-            num_pages=boundary,
-            num_tokens=boundary * tiers.plan.page_size,
-            pages={s: ids for s, ids in slots.items() if not spaces[s].is_state},
-            states={s: ids[-1] for s, ids in slots.items() if spaces[s].is_state and ids},
-            hit_tokens=lookup.count_tokens(self._at_start, boundary),
-            page_tiers=lookup.page_tiers(self._at_start, boundary),
-            shortened_by=self._cut or self._match.shortened_by,
-            degraded=degraded,
-            report=self.report(),
-            _release=landing.held.release,
-            _wait=load.wait,
-        )
-        self._count(lease)
-        return lease
-
-    def _count(self, lease: Lease) -> None:
-        counts = {f"hit_tokens.{tier}": count for tier, count in lease.hit_tokens.items()}
-        counts |= {"restores": 1, "query_tokens": self._prompt.num_tokens}
-        counts |= {f"restores_degraded.{pool}": 1 for pool in lease.degraded}
-        if lease.shortened_by is not None:
-            counts[f"restores_shortened.{lease.shortened_by}"] = 1
-        self._controller.counters.add_all(counts)
-
-    def report(self) -> Report:
-        """What became of the match."""
-        cut = self._cut or self._match.shortened_by
-        return Report.of(self._match.num_pages, self.boundary, cut, self._results)
-
-    def close(self) -> None:
-        """Give back what was not adopted, and let go."""
-        if self._fetch is not None:
-            self._fetch.let_go()
-        with self._tiers.lock:
-            self._tiers.host.give_back(self._taken["host"])
-            self._tiers.device.give_back(self._taken["device"])
-            for pins in self._pins.values():
-                pins.release()
-
-    def _present(self) -> dict[str, dict[str, Bools]]:
-        tiers = self._tiers
-        here = {tier: tiers.present(tier, self._hashes) for tier in ("device", "host")}
-        return {**here, "storage": self._stored}
-
-    def _wanted(self, boundary: int) -> dict[str, list[bytes]]:
-        return {
-            space: self._hashes[self._first(space, boundary) : boundary]
-            for space in self._tiers.spaces
-        }
-
-    def _first(self, space: str, boundary: int) -> int:
-        window = self._tiers.plan.spaces[space].window_pages
-        return 0 if window is None else max(boundary - window, 0)
-
-    def _reserve(
-        self, tier: Residency, sources: Sequence[str], most: Mapping[str, int] | None = None
-    ) -> Entry | None:
-        """Take slots in ``tier`` for what the slower of the sources hold.
-
-        None: they are taken. Else what has to be saved before the tier has room.
-
-        Making room may evict what a shorter boundary would have needed, so that every attempt
-        looks again.
-        """
-        while True:
-            presence = self._present()
-            needs = self._tiers.requirements([presence[name] for name in sources])
-            allowed = restorable_lengths(needs, len(self._hashes))
-            if longest(allowed, self.boundary) < self.boundary:
-                by = shortened_by(needs, longest(allowed)) or self._tiers.spaces[0]
-                self._cut = self._late or by
-                self.boundary = longest(allowed, self.boundary)
-            wanted = self._wanted(self.boundary)
-            for pins in self._pins.values():
-                pins.add(wanted)
-            have = [presence[name] for name in sources[: sources.index(tier.tier) + 1]]
-            missing = {s: ~np.logical_or.reduce([one[s] for one in have]) for s in wanted}
-            pages = {space: self._missing_pages(space, flags) for space, flags in missing.items()}
-            counts = {space: len(found) for space, found in pages.items() if found}
-            too_many = most is not None and any(n > most[space] for space, n in counts.items())
-            taken = None if too_many else tier.take(counts)
-            if taken is not None:
-                self._from[tier.tier], self._taken[tier.tier] = pages, taken
-                return None
-            if tier.refused is not None and not too_many:
-                return tier.refused
-            self._cut = "prefetch_host_share" if too_many else f"{tier.tier}_capacity"
-            self._controller.counters.add(f"shortened.{self._cut}")
-            self.boundary = self._fitting(tier, missing, allowed, most)
-            for pins in self._pins.values():
-                pins.release()
-
-    def _missing_pages(self, space: str, missing: Bools) -> list[int]:
-        first = self._first(space, self.boundary)
-        found: list[int] = (np.flatnonzero(missing[first : self.boundary]) + first).tolist()
-        return found
-
-    def _fitting(
-        self,
-        tier: Residency,
-        missing: Mapping[str, Bools],
-        allowed: Bools,
-        most: Mapping[str, int] | None,
-    ) -> int:
-        """The longest shorter boundary whose slots are free, or will be without this one's."""
-        fits = allowed.copy()
-        fits[self.boundary :] = False
-        lengths = np.arange(len(fits))
-        for space, flags in missing.items():
-            own = tier.present(space, self._hashes)
-            own[: self._first(space, self.boundary)] = own[self.boundary :] = False
-            window = self._tiers.plan.spaces[space].window_pages
-            first = 0 if window is None else np.maximum(lengths - window, 0)
-            room = tier.num_free(space) + np.count_nonzero(own)
-            limits = [(flags | own, room), (flags, room if most is None else most[space])]
-            for needed, limit in limits:
-                counted = np.concatenate(([0], np.cumsum(needed)))
-                fits &= counted[lengths] - counted[first] <= limit
-        return longest(fits)

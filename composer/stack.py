@@ -13,11 +13,7 @@ from composer.commit import Committed
 from composer.controller import HybridCacheController
 from composer.device_buffers import DeviceBuffers
 from composer.device_pools import DevicePoolGroup
-<<<<<<< /tmp/mv/wt/composer/stack.py
-=======
-from composer.errors import InvariantError
 from composer.explain import with_policy
->>>>>>> /tmp/mv/n
 from composer.group import HostPoolGroup
 from composer.guard import closed
 from composer.lease import Lease, Slots

@@ -109,6 +109,7 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
             "composer.load_back",
             "composer.landing",
             "composer.prefetch",
+            "composer.operation",
             "composer.restore",
             "composer.ledger",
             "composer.backup",
