@@ -128,16 +128,25 @@ class Explain:
         return longest(restorable_lengths(needs, len(self._prompt.hashes)))
 
     def _set_by(self) -> list[str]:
-        """Pools without which the boundary would lie further."""
+        """Pools without which the boundary would lie further.
+
+        Where it takes several, those that lack something at the length that the anchor reaches.
+        """
         if self._boundary == len(self._prompt.hashes):
             return []
-        pools = [pool for pool in self._plan.spec.pools if pool.required and self._arena(pool)]
         found = []
-        for pool in pools:
+        for pool in self._required():
             space = self._plan.spaces[pool.index_space]
             if self._without(space, self._arena(pool)) > self._boundary:
                 found.append(pool.name)
-        return found
+        reach = longest(self._needs[0].allowed())
+        if found or reach <= self._boundary:
+            return found
+        lacking = {need.name for need in self._needs if not need.allowed()[reach]}
+        return [pool.name for pool in self._required() if pool.index_space in lacking]
+
+    def _required(self) -> list[PoolSpec]:
+        return [pool for pool in self._plan.spec.pools if pool.required and self._arena(pool)]
 
     def _arena(self, pool: PoolSpec) -> ArenaSpec | None:
         """The storage object that carries a pool; None: it is never stored."""
@@ -176,11 +185,13 @@ class Explain:
 
     def _next_page(self) -> str:
         names, at = self._set_by(), self._boundary
-        if names:
-            without = max(self._pool(self._plan.spec.pool(name))["boundary_without"]
-                          for name in names)  # fmt: skip
-            return f"boundary: without {', '.join(names)} it would be {without} pages and not {at}"
-        return f"not known: no tier has all of page {at} (counted from 0) or of a boundary behind"
+        if not names:
+            return f"not known: no tier has page {at} (counted from 0), or no boundary behind it"
+        pools = [self._pool(self._plan.spec.pool(name)) for name in names]
+        without = max(pool["boundary_without"] for pool in pools)
+        reach = max(without, longest(self._needs[0].allowed()))
+        verb = "is" if len(names) == 1 else "are"
+        return f"boundary: {', '.join(names)} {verb} missing between page {at} and page {reach}"
 
 
 def with_policy(told: Mapping[str, Any], policy: Any, verify: str) -> dict[str, Any]:

@@ -29,37 +29,48 @@ class StackCollector(Collector):
     """
 
     def __init__(self, stack: Stack, labels: Mapping[str, str] | None = None) -> None:
-        """``labels``: of every series, e.g. a rank, where a process has several stacks."""
-        self._stack, self._labels = stack, dict(labels or {})
+        """``labels``: of every series of this stack, e.g. its rank."""
+        self._stacks = [(stack, dict(labels or {}))]
+
+    def add(self, stack: Stack, labels: Mapping[str, str]) -> None:
+        """Collect from another stack of this process, too.
+
+        Raises:
+            ValueError: Its labels are not those of the first, or have the same values.
+        """
+        known = [one for _, one in self._stacks]
+        if labels.keys() != known[0].keys() or dict(labels) in known:
+            raise ValueError(f"labels {dict(labels)} do not tell a stack from those of {known}")
+        self._stacks.append((stack, dict(labels)))
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
-        own = tuple(self._labels.values())
-        for name, count in self._stack.counters().items():
-            metric, series, values = described(name)
-            if series not in families:
-                kind = GaugeMetricFamily if metric.is_gauge else CounterMetricFamily
-                labels = (*self._labels, *metric.labels)
-                families[series] = kind(PREFIX + series, f"{metric.help}.", labels=labels)
-            value = count * metric.scale if metric.scale != 1 else count
-            families[series].add_metric((*own, *values), value)
-        yield self._info()
+        info = InfoMetricFamily(f"{PREFIX}plan", "What the stack was composed from.")
+        for stack, labels in self._stacks:
+            info.add_metric((), {**labels, **_info(stack)})
+            for name, count in stack.counters().items():
+                metric, series, values = described(name)
+                if series not in families:
+                    kind = GaugeMetricFamily if metric.is_gauge else CounterMetricFamily
+                    names = (*labels, *metric.labels)
+                    families[series] = kind(PREFIX + series, f"{metric.help}.", labels=names)
+                value = count * metric.scale if metric.scale != 1 else count
+                families[series].add_metric((*labels.values(), *values), value)
+        yield info
         yield from families.values()
 
     def describe(self) -> Iterator[Metric]:
-        """What exists is only known when it is collected."""
-        yield self._info()
+        """One name stands for all: which series there are is known when they are collected."""
+        yield InfoMetricFamily(f"{PREFIX}plan", "What the stack was composed from.")
 
-    def _info(self) -> Metric:
-        plan, config = self._stack.plan, self._stack.config
-        info = {
-            "namespace": plan.namespace,
-            "preset": config.model.name,
-            "engine": config.engine,
-            "page_size": str(plan.page_size),
-            "policy": config.policy.name.value,
-            "backend": str(config.backend.get("name")),
-        }
-        family = InfoMetricFamily(f"{PREFIX}plan", "What the stack was composed from.")
-        family.add_metric((), {**self._labels, **info})
-        return family
+
+def _info(stack: Stack) -> dict[str, str]:
+    config = stack.config
+    return {
+        "namespace": stack.plan.namespace,
+        "preset": config.model.name,
+        "engine": config.engine,
+        "page_size": str(stack.plan.page_size),
+        "policy": config.policy.name.value,
+        "backend": str(config.backend.get("name")),
+    }

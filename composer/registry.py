@@ -157,7 +157,10 @@ JOBS: Registry[Any] = Registry(  # modules, with Params and run(config, params)
     "job",
     "kvpool.jobs",
     {
-        **{name: f"composer.jobs.{name}:" for name in ("plan", "replay", "bench", "store")},
+        **{
+            name: f"composer.jobs.{name}:"
+            for name in ("plan", "replay", "bench", "store", "explain")
+        },
         "import": "composer.jobs.import_:",
     },
 )

@@ -100,7 +100,7 @@ def test_the_yaml_of_a_backend_names_each_of_its_params_with_its_default(name):
     assert params == BACKENDS.get(name).Params()
 
 
-@pytest.mark.parametrize("name", ["plan", "import", "replay", "bench"])
+@pytest.mark.parametrize("name", ["plan", "import", "replay", "bench", "explain"])
 def test_the_yaml_of_a_job_names_each_of_its_params_with_its_default(name):
     section = to_cli_config(load_config(overrides=[f"job={name}"])).job
     params = JOBS.params(section)
