@@ -178,15 +178,22 @@ class Chains:
         """Evict up to so many pages; returns how many."""
         self._offer_fresh()
         slots: dict[str, list[int]] = {space: [] for space in self.page_spaces}
-        evicted = 0
-        while evicted < number and (page := self._leaves.pop()) is not None:
+        evicted, leaves = 0, self._leaves
+        parent: PageEntry | None = None
+        while evicted < number:
+            page = leaves.offer_and_pop(parent.page_hash, parent) if parent else leaves.pop()
+            parent = None
+            if page is None:
+                break
             if not self._is_leaf(page):
                 continue  # offered again when it becomes one
             if self._refuses(page):
                 self._offer(page)
                 break
-            self._drop_page(page, slots)
+            parent = self._drop_page(page, slots)
             evicted += 1
+        if parent is not None:
+            self._offer(parent)
         for space, ids in slots.items():
             self._spaces[space].free(ids)
         return evicted
@@ -198,22 +205,31 @@ class Chains:
             return True
         return False
 
-    def _drop_page(self, page: PageEntry, slots: Mapping[str, list[int]]) -> None:
-        """Forget a leaf; its slots, which the caller frees, are appended to ``slots``."""
+    def _drop_page(self, page: PageEntry, slots: Mapping[str, list[int]]) -> PageEntry | None:
+        """Forget a leaf.
+
+        Args:
+            page: The leaf.
+            slots: Where its slots are appended, for the caller to free.
+
+        Returns:
+            Its parent, where that has become a leaf, for the caller to offer.
+        """
         stored = None if self._reach is None else self.stored(page.page_hash)
         del self.pages[page.page_hash]
         for space, ids in slots.items():
             ids.append(self._drop(space, page.page_hash))
+        children = self._children[page.parent] - 1
+        if children:
+            self._children[page.parent] = children
+        else:
+            del self._children[page.parent]
         parent = self.pages.get(page.parent)
         if parent is not None:
             parent.inherit(page)
-        self._children[page.parent] -= 1
-        if not self._children[page.parent]:
-            del self._children[page.parent]
-            if parent is not None:
-                self._offer(parent)
         if self._reach is not None:
             self._reach.drop_page(page.page_hash, stored=stored)
+        return parent if parent is not None and self._is_leaf(parent) else None
 
     def _found_useless(self, page_hash: bytes) -> None:
         page = self.pages.get(page_hash)

@@ -90,6 +90,14 @@ class EvictionQueue(Generic[Entry]):
             heapq.heappush(self._heap, (rank, name))
         return None
 
+    def offer_and_pop(self, name: bytes, entry: Entry) -> Entry | None:
+        """``offer`` and ``pop`` in one step, for an entry that is likely to be next."""
+        rank = self._rank(entry)
+        if entry.queued is None and (not self._heap or (rank, name) < self._heap[0]):
+            return entry
+        self.offer(name, entry)
+        return self.pop()
+
     def _push(self, name: bytes, entry: Entry, rank: Rank) -> None:
         entry.queued = rank
         heapq.heappush(self._heap, (rank, name))

@@ -189,8 +189,7 @@ class Residency(Chains):
         while stack:  # tails first: a parent follows when its last child is gone
             page = stack.pop()
             if page.page_hash in self.pages and self._is_leaf(page):
-                parent = self.pages.get(page.parent)
-                self._drop_page(page, slots)
+                parent = self._drop_page(page, slots)
                 if parent is not None:
                     stack.append(parent)
         self.give_back(slots)
