@@ -137,10 +137,10 @@ class Writer:
             self._sender.follow()
             self._write_again(self.ledger.unwritten)
             done = self.drain(_left(deadline))
+        if done and self._send_again():
+            done = self.drain(_left(deadline))
         if done and self._prove():
             self._write_again(self.ledger.unwritten)
-            done = self.drain(_left(deadline))
-        if done and self._send_again():
             done = self.drain(_left(deadline))
         return self._report(done)
 
