@@ -10,6 +10,7 @@ from composer.config import attach_origins, load_stack_config, to_stack_config
 from composer.device_buffers import DeviceBuffers, check_device_buffers
 from composer.errors import ConfigError
 from composer.plan import StackPlan, make_plan
+from composer.policy_check import check_policy
 from composer.registry import BACKENDS
 from composer.resolve import resolve
 from composer.schema import StackConfig
@@ -59,5 +60,6 @@ def _checked_plan(config: StackConfig, device_buffers: DeviceBuffers | None) -> 
     if device_buffers is not None:
         slots = check_device_buffers(spec, device_buffers, config.device.name)
     plan = make_plan(config, spec, slots)
+    check_policy(config.policy, plan)
     BACKENDS.params(config.backend)
     return plan

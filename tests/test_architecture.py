@@ -65,6 +65,7 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
             "composer.keys",
             "composer.arena",
             "composer.plan",
+            "composer.policy_check",
         ),
         ("torch", *HYDRA, *THREADS, *CONFIG_SIDE),
     ),

@@ -122,12 +122,20 @@ def test_after_a_restart_hits_come_from_storage(kvpool, tmp_path, trace, backend
     assert [path.name for path in (tmp_path / "cwd").iterdir()] == ["result.json"]
 
 
-def test_memory_cannot_outlive_a_restart(kvpool, trace):
-    ended = kvpool(*SMALL, trace, "backend=memory", "job.restart=true")
+@pytest.mark.parametrize(
+    ("backend", "key", "fix"),
+    [
+        (["backend=memory"], "backend.name 'memory'", "backend=file"),
+        (["backend=faulty", "backend.inner=memory"], "backend.inner", "backend.inner=file"),
+    ],
+)
+def test_h2_memory_cannot_outlive_a_restart(kvpool, trace, backend, key, fix):
+    ended = kvpool(*SMALL, trace, *backend, "job.restart=true")
 
     assert ended.code == 2
     assert "job.restart" in ended.err
-    assert "backend=file" in ended.err
+    assert key in ended.err
+    assert fix in ended.err
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -123,10 +123,14 @@ def _shared_store(config: CliConfig) -> Iterator[Mapping[str, Any]]:
     if share is None:
         raise ConfigError.of(
             "job.restart",
-            f"backend '{name}' dies with its process, and a restart needs one that does not",
+            f"is true, and backend.name '{name}' dies with its process",
             "Use backend=mooncake or backend=file",
         )
-    with share(*BACKENDS.arguments(config.backend)) as settings:
+    with ExitStack() as held:
+        try:
+            settings = held.enter_context(share(*BACKENDS.arguments(config.backend)))
+        except ConfigError as error:
+            raise ConfigError.of("job.restart", f"is true, and {error}") from error
         yield {"name": name, **settings}
 
 
