@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Two processes, a whole file each: a file's store is shared by its tests.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: help setup demo test test-slow check lint types clean
+.PHONY: help setup demo test test-slow chaos check lint types clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -22,6 +22,9 @@ test: setup ## run the tests, without those that take minutes or need a GPU
 
 test-slow: setup ## run the tests that take minutes
 	$(PYTEST) -m "slow and not chaos and not gpu"
+
+chaos: setup ## kill, stop, starve and corrupt stores for ten minutes, and print what became of it
+	$(BIN)/python -m tests.chaos --seconds 600
 
 check: lint types ## ruff and mypy
 
