@@ -56,6 +56,11 @@ INDEX = st.integers(0, 99)
 UNITS = st.sampled_from([(8, 8), (3, 6), (6, 3), (2, 2), (16, 16), (4, 12), (1, 1)])
 
 
+WRITES = st.sampled_from(["write_through"] * 3 + ["write_through_selective", "write_back"])
+EVICTIONS = st.sampled_from(["lru", "lru", "lfu", "slru", "fifo"])
+
+
 @cache
-def configured(case: str, units: tuple[int, int]) -> StackConfig:
-    return config(CASES[case].schema, units, **CASES[case].over)
+def configured(case: str, units: tuple[int, int], write: str, eviction: str) -> StackConfig:
+    policy = {"name": write, "eviction": eviction}
+    return config(CASES[case].schema, units, policy=policy, **CASES[case].over)

@@ -34,7 +34,7 @@ class World(RuleBasedStateMachine):
 
     def _open(self):
         self.stack = compose(
-            configured(self.name, self.units),
+            configured(self.name, self.units, self.write, self.eviction),
             backend=self.store,
             executor=self.jobs,
             poison=True,
@@ -61,6 +61,9 @@ class World(RuleBasedStateMachine):
         counters = self.stack.counters()
         lost = ("backups_without_room", "backups_lost_pages", "backups_given_up", "slots_lost")
         self.model.certain &= not any(counters.get(name) for name in lost)
+        if self.write != "write_through":  # then the device tier may have been the only one
+            dropped = [n for name, n in counters.items() if name.startswith("evicted.device.")]
+            self.model.certain &= not any(dropped)
         return self.model.certain
 
     def _restore(self, match, salt, path, *, keep, fresh):
@@ -175,7 +178,7 @@ class World(RuleBasedStateMachine):
         self.slots.clear()
         self.matches.clear()
         self._is_certain()
-        self.model.certain &= self.stack.backend is not None
+        self.model.certain &= self.stack.backend is not None and self.write == "write_through"
         with self.jobs.at_once():
             self.stack.close()
         _release_all(*held)
