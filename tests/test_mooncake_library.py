@@ -2,12 +2,14 @@
 
 import importlib
 import os
+import socket
 
 import pytest
 
 from composer.backends import mooncake_library
 from composer.backends.mooncake_client import to_key, to_names
 from composer.backends.mooncake_library import environment, load, master_binary, max_transfers
+from composer.backends.mooncake_probe import own_host
 from composer.errors import BackendError
 
 
@@ -102,3 +104,13 @@ def test_a_name_in_a_listing_has_no_newline_and_gives_its_key_back(key):
 
     assert "\n" not in name
     assert to_key(name) == key
+
+
+@pytest.mark.parametrize("form", ["{0}", "etcd://{0}", "etcd://{0};10.9.8.7:1", "redis://{0}"])
+def test_the_first_of_several_masters_tells_our_own_host(form):
+    with socket.socket() as master:
+        master.bind(("127.0.0.1", 0))
+        master.listen()
+        address = f"127.0.0.1:{master.getsockname()[1]}"
+
+        assert own_host(form.format(address)) == "127.0.0.1"
