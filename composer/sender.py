@@ -36,14 +36,14 @@ class Sender:
         with self._lock:
             return sum(len(batch.pages) + len(batch.checkpoints) for batch in self._waiting)
 
-    def back_up(self, batch: Batch) -> None:
+    def back_up(self, batch: Batch, *, patient: bool = True) -> None:
         """Start a batch's way to the host and on to storage; without room there it waits.
 
-        The caller waits while more than so many bytes are on their way, but not for ever.
+        While more than so many bytes are on their way a ``patient`` caller waits, but not for ever.
         """
         for piece in self._pieces(batch):
             job = self._job(piece)
-            if self._has_room(job) and job.reserve():
+            if self._has_room(job, patient=patient) and job.reserve():
                 self.start(job)
             else:
                 self._wait_for_room(piece)
@@ -88,9 +88,11 @@ class Sender:
             if following is not None:
                 self.pending.begin(following.num_bytes)
 
-    def _has_room(self, job: Backup) -> bool:
+    def _has_room(self, job: Backup, *, patient: bool) -> bool:
         if self.pending.has_room(job.num_bytes):
             return True
+        if not patient:
+            return False
         counters = self._tiers.controller.counters
         counters.add("commits_held_up")
         if self.pending.wait_for_room(job.num_bytes, PATIENCE_S):

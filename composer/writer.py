@@ -195,9 +195,9 @@ class Writer:
             degraded=host.degraded(space, hashes),
         )
 
-    def _back_up(self, batches: Iterable[Batch]) -> None:
+    def _back_up(self, batches: Iterable[Batch], *, patient: bool = True) -> None:
         for batch in batches:
-            self._sender.back_up(batch)
+            self._sender.back_up(batch, patient=patient)
         if self._sender.num_waiting:
             self._wake()
 
@@ -215,13 +215,13 @@ class Writer:
         if any(missing.values()):
             self._tiers.controller.counters.add("heads_renewed")
             self._write_again(lost)
-            self._send_again()
+            self._send_again(patient=False)  # this is a worker, which others wait for
 
-    def _send_again(self) -> bool:
+    def _send_again(self, *, patient: bool = True) -> bool:
         """Send on what only the device tier has; while storage takes nothing, later."""
         with self._tiers.lock:
             batches = [] if self.ledger.has_failed else self._losses.again.take_all()
-        self._back_up(batches)
+        self._back_up(batches, patient=patient)
         return bool(batches)
 
     def _write_again(self, slots: Mapping[Slot, str]) -> list[Future[None]]:
