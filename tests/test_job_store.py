@@ -9,6 +9,8 @@ import pytest
 from composer.backends.file import FileBackend
 from composer.backends.mooncake import MooncakeBackend
 from composer.backends.mooncake_store import EmbeddedStore
+from composer.jobs import store as store_job
+from composer.jobs.store import Action
 from composer.manifest import Manifests, parse_manifest
 from composer.page_hash import scope_name
 from tests.engine import Engine, config, open_stack, prompt
@@ -29,16 +31,14 @@ def fill(path, *, deployment="", salt=None, **settings):
 
 
 @pytest.fixture
-def store(kvpool, tmp_path):
-    """Runs the job on the folder ``store``; returns its result and exit code."""
+def store(tmp_path, capfd):
+    """Runs the job on the folder ``store`` with a small model's config; its result."""
 
-    def run(*overrides, path=tmp_path / "store"):
-        out = tmp_path / "out.json"
-        done = kvpool(
-            "job=store", "backend=file", f"backend.path={path}", f"json={out}", *overrides
-        )
-        assert out.exists(), done.err
-        return json.loads(out.read_text()) | {"code": done.code, "printed": done.out}
+    def run(**params):
+        made = config("kv+draft")
+        made.backend = {"name": "file", "path": str(tmp_path / "store")}
+        result = store_job.run(made, store_job.Params(**params))
+        return {**result.data, "ok": result.ok, "printed": capfd.readouterr().out}
 
     return run
 
@@ -60,7 +60,7 @@ def test_a_listing_shows_namespaces_with_their_manifests_by_scope(store, tmp_pat
     on_disk = sum(file.stat().st_size for file in files(tmp_path / "store"))
     assert sum(c["bytes"] for e in found.values() for c in e["scopes"].values()) == on_disk
     assert "deployment=blue" in told["printed"]
-    assert told["code"] == 0
+    assert told["ok"]
 
 
 def test_a_manifest_is_what_the_namespace_is_a_digest_of(tmp_path):
@@ -97,27 +97,28 @@ def test_a_stack_does_not_count_manifests_among_its_objects(tmp_path):
 )
 def test_verify_finds_what_is_wrong_and_removes_it_on_demand(store, tmp_path, spoil, reason):
     fill(tmp_path / "store")
-    assert store("job.action=verify")["wrong"] == {}
+    assert store(action=Action.verify)["wrong"] == {}
     first, second = [f for f in files(tmp_path / "store") if "draft" not in str(f)][:2]
     first.write_bytes(spoil(first.read_bytes(), second.read_bytes()))
 
-    told = store("job.action=verify", "job.remove=true")
-    assert (told["wrong"], told["code"]) == ({reason: 1}, 1)
+    told = store(action=Action.verify, remove=True)
+    assert (told["wrong"], told["ok"]) == ({reason: 1}, False)
     assert not first.exists()
     assert second.exists()
-    assert store("job.action=verify")["wrong"] == {}
+    assert store(action=Action.verify)["wrong"] == {}
 
 
 def test_clear_removes_a_namespace_or_a_scope_and_says_how_much(store, tmp_path):
     blue = fill(tmp_path / "store", deployment="blue", salt="tenant")
     green = fill(tmp_path / "store", deployment="green")
+    tenant = scope_name("tenant")
 
-    told = store("job.action=clear", f"job.scope={scope_name('tenant')}", "job.dry_run=true")
+    told = store(action=Action.clear, scope=tenant, dry_run=True)
     assert (told["chosen"], told["removed"]) == (4, 0)
-    told = store("job.action=clear", f"job.scope={scope_name('tenant')}")
+    told = store(action=Action.clear, scope=tenant)
     assert (told["removed"], told["left"]) == (4, 0)
     for name in blue:
-        store("job.action=clear", f"job.namespace={name}")
+        store(action=Action.clear, namespace=name)
     left = {entry["namespace"] for entry in store()["namespaces"]}
     assert left == set(green)
     assert {
@@ -133,10 +134,11 @@ def test_clear_of_everything_must_be_meant(kvpool, tmp_path):
 
 def test_gc_removes_what_neither_the_config_nor_the_list_names(store, tmp_path):
     kept, gone = (fill(tmp_path / "store", deployment=name) for name in ("kept", "gone"))
-    told = store("job.action=gc", f"job.keep=[{','.join(kept)}]")
+    own = fill(tmp_path / "store")
+    told = store(action=Action.gc, keep=kept)
 
     assert told["chosen_namespaces"] == sorted(gone)
-    assert {entry["namespace"] for entry in store()["namespaces"]} == set(kept)
+    assert {entry["namespace"] for entry in store()["namespaces"]} == {*kept, *own}
 
 
 def test_gc_keeps_what_was_used_lately(store, tmp_path):
@@ -145,7 +147,7 @@ def test_gc_keeps_what_was_used_lately(store, tmp_path):
         for file in (tmp_path / "store" / name).rglob("*.page"):
             os.utime(file, (time.time() - 1000,) * 2)
 
-    told = store("job.action=gc", "job.older_than_s=500")
+    told = store(action=Action.gc, older_than_s=500)
     assert told["chosen_namespaces"] == sorted(old)
     assert {entry["namespace"] for entry in store()["namespaces"]} == set(new)
 
@@ -155,7 +157,7 @@ def test_keys_of_others_are_counted_and_left_alone(store, tmp_path):
 
     opened = Opened(FileBackend(FileBackend.Params(path=str(tmp_path / "store"))))
     opened.backend.put(objects(opened, 0, 3, "somebody/"))
-    told = store("job.action=gc")
+    told = store(action=Action.gc)
 
     assert (told["foreign"], told["chosen"]) == (3, 0)
     assert len(opened.backend.keys()) == 3
