@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from functools import partial
 from time import monotonic
+from typing import Any
 
 from composer.guard import Guard
 from composer.keys import is_manifest
@@ -33,7 +35,12 @@ class Upkeep:
         if now < self._next or not can_be_visited(backend):
             return
         self._next = now + MANIFESTS_S
-        self._guard.call("put", partial(backend.put, self.manifests.objects))
+        self._guard.call("put", partial(backend.put, self.manifests.objects), self._keep)
+
+    def _keep(self, ended: Future[Any]) -> None:
+        """Let the manifests' memory live as long as a call that was given up."""
+        manifests = self.manifests
+        ended.add_done_callback(lambda _: manifests)
 
     def renew(self) -> None:
         """There is another store, or it was cleared."""
