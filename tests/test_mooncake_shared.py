@@ -130,6 +130,7 @@ def test_a_folder_that_others_can_open_is_refused(folder):
         runtime_folder()
 
 
+@pytest.mark.slow
 def test_joining_and_leaving_at_random_never_leaves_a_store_behind():
     def join(number):
         time.sleep(number % 4 * 0.3)
