@@ -51,6 +51,17 @@ class Machine(World):
         fresh = self.weather.num_meddled == before
         self._restore(match, salt, path, keep=keep, fresh=fresh)
 
+    @rule(path=PATHS, salt=SALTS, abort=st.booleans())
+    def prefetch(self, path, salt, abort):
+        """What is fetched early, or given up on the way, is a hit later, or a miss."""
+        match = self.stack.match(prompt(*path, tail=1), salt)
+        self.model.name(salt, path, match.prompt.hashes)
+        fetch = self.stack.prefetch(match)
+        if abort:
+            fetch.cancel()
+        assert fetch.wait()
+        assert self.model.holds(salt, path, fetch.num_pages)
+
     @precondition(lambda self: self.matches)
     @rule(index=INDEX, keep=st.booleans())
     def restore_an_old_match(self, index, keep):
@@ -199,9 +210,10 @@ def run(case: str, num_stories: int, num_steps: int = 50, start: str = "", **mor
         "suppress_health_check": list(HealthCheck),
         "phases": [Phase.generate, Phase.shrink],
     }
-    run_state_machine_as_test(
-        seed(crc32(f"{case} {start}".encode()))(machine), settings=settings(**{**fixed, **more})
-    )
+    told = seed(crc32(f"{case} {start}".encode()))(machine)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("composer.sender.PATIENCE_S", 0.0)  # nobody works while a rule waits
+        run_state_machine_as_test(told, settings=settings(**{**fixed, **more}))
     return steps.total()
 
 
