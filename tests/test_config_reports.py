@@ -195,7 +195,8 @@ def _settings(cls: type, prefix: str = "") -> Iterator[tuple[str, object, object
         elif hint is str:
             yield key, each.default, "transformers" if key == "engine" else "other"
         elif isinstance(hint, type) and issubclass(hint, Enum):
-            yield from ((key, each.default, one) for one in hint if one is not each.default)
+            for other in [one for one in hint if one is not each.default][:1]:
+                yield key, each.default, other
 
 
 CHOICES = ("hf_config", "hf_family")  # stand in for a preset: tests/test_import.py
