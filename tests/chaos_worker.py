@@ -68,7 +68,7 @@ def main(seed, settings):
             saved = published.pages_saved
             tell(read=read, saved=saved, wrong=wrong, longest_s=longest, gap_s=ticks.longest_s)
             time.sleep(ROUND_S)
-        tell(counters=stack.counters() | dict(backend.counters()), verified=engine.num_verified)
+        tell(counters=stack.counters(), verified=engine.num_verified)
         stack.cache.writer.drain(5)
 
 
