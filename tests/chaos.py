@@ -170,8 +170,8 @@ class Chaos:
     def run(self, seconds: float) -> Report:
         begin = time.time()
         self._recovered([*self.alive, self.victim], begin)
-        names: list[str] = []
-        while time.time() - begin < seconds:
+        names = self.random.sample(list(self._faults), len(self._faults))
+        while names or time.time() - begin < seconds:
             if not names:  # each once, in an order of chance
                 names = self.random.sample(list(self._faults), len(self._faults))
             name = names.pop()

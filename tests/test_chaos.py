@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 def check(report, num_kinds):
     totals = report.totals
 
-    assert len(report.faults) == num_kinds, "too few faults: give it more time"
+    assert len(report.faults) == num_kinds
     assert totals["wrong bytes"] == 0, [e["wrong"] for e in report.events if e.get("wrong")]
     assert totals["crashes"] == 0
     assert totals["not recovered"] == 0
@@ -22,16 +22,16 @@ def check(report, num_kinds):
 
 @pytest.mark.mooncake
 def test_a_mooncake_store_whose_parts_fail_costs_misses_and_nothing_else():
-    report = on_mooncake(70, seed=3)
+    report = on_mooncake(20, seed=3)
 
     check(report, num_kinds=7)
     assert report.counters["backend_failed.exists"] + report.counters["backend_failed.get"] > 0
 
 
 def test_a_folder_whose_files_go_bad_costs_misses_and_nothing_else():
-    report = on_files(40, seed=3)
+    report = on_files(20, seed=3)
 
     check(report, num_kinds=7)
     wrong = ("wrong_checksum", "wrong_identity", "wrong_size", "missing")
     assert sum(report.counters.get(f"read_refused.{reason}", 0) for reason in wrong) > 0
-    assert report.counters["full"] > 0
+    assert report.counters["backend.full"] > 0
