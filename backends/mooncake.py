@@ -117,6 +117,11 @@ class MooncakeBackend:
         return replace(params, segment_in="holder")
 
     @property
+    def client(self) -> MooncakeClient:
+        """The client in use, for measurements beside it; another one may replace it."""
+        return self._link.client
+
+    @property
     def address(self) -> str:
         """``host:port`` of the master, for other processes."""
         return self._link.client.settings.address

@@ -66,7 +66,8 @@ def test_a_hydra_host_loads_in_threads_and_keeps_its_state(run_host):
     seen = run_host("hydra_host/app.py", *QUIET, *MEMORY[1:], *overrides)
     assert (seen["errors"], seen["found"]) == ([], [True] * 8)
     assert seen["unchanged"]
-    assert seen["backend"] == {"name": "file", "path": None, "fsync": True}
+    chosen = {"name": "file", "path": None, "fsync": True}
+    assert seen["backend"].items() >= chosen.items()
     assert seen["layout"][0] == "buffer"
 
 

@@ -66,7 +66,7 @@ class _Sized:
         (arena,) = self._controller.host.arenas.values()
         self._objects = ArenaObjects(arena, checksum=verify is Verify.checksum)
         arena.memory.fill_(7)
-        self._backend, self._client = backend, backend._client  # what it calls, without it
+        self._backend, self._client = backend, backend.client  # what it calls, without it
         self._seed = 0
         self._renew()
 
@@ -117,7 +117,7 @@ class _Sized:
     def _raw_put(self) -> None:
         keys, pointers, sizes = _raw(self._sealed)
         self._client.store.batch_is_exist(keys)
-        codes = self._client.store.batch_put_from(keys, pointers, sizes, self._client.config)
+        codes = self._client.store.batch_put_from(keys, pointers, sizes, self._client.config())
         _demand(np.equal(codes, 0))
 
     def _raw_get(self) -> None:
