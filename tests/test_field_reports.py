@@ -18,7 +18,7 @@ from composer.page_hash import hash_pages, root_hash
 from composer.stack import compose
 from composer.stack_plan import plan_stack
 from tests.engine import Engine, open_stack, prompt
-from tests.faults import Faulty
+from tests.faults import Kept
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -106,13 +106,6 @@ def test_b1_other_weights_under_the_same_name_share_nothing():
 
 def list_keys(store: MemoryBackend) -> list[str]:
     return store.keys()
-
-
-class Kept(Faulty):
-    """A store that outlives the stacks on it."""
-
-    def close(self):
-        self.num_closed += 1
 
 
 def test_b4_every_path_uses_one_key_and_a_deployments_tag_is_in_it_once():
