@@ -226,4 +226,4 @@ def test_no_order_of_events_breaks_a_promise(case):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("case", CASES)
 def test_no_long_story_breaks_a_promise(case):
-    run(case, 400, 80)
+    run(case, 150, 80)
