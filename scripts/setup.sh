@@ -82,7 +82,7 @@ install_python_packages() {
     if "$venv/bin/python" -m pip show --quiet "$other" 2>/dev/null; then
         "$venv/bin/python" -m pip uninstall --quiet --yes "$other"
     fi
-    pip_install --no-build-isolation --editable ".[$extra,metrics,dev]"
+    pip_install --no-build-isolation --editable ".[$extra,metrics,transformers,serve,report,sweep,dev]"
 }
 
 check_python
