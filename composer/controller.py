@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence, Sized
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from time import monotonic
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -60,6 +61,8 @@ class HybridCacheController:
         written, read: Bytes and seconds of storage transfers.
     """
 
+    make_objects: ClassVar[type[ArenaObjects]] = ArenaObjects
+
     def __init__(
         self,
         device: DevicePoolGroup,
@@ -77,15 +80,13 @@ class HybridCacheController:
         self.guard = Guard(self.counters)
         self.written, self.read = Moved(), Moved()
         self._executor = executor
-        self._objects: dict[str, list[ArenaObjects]] = {name: [] for name in host.spaces}
-        for arena in host.arenas.values():
-            checksum = verify is Verify.checksum
-            objects = ArenaObjects(arena, checksum=checksum, poison=poison)
-            self._objects[arena.spec.space].append(objects)
-        for arenas in self._objects.values():
-            for objects in arenas:
-                objects.grouped = len(arenas) > 1
-        everything = [one for arenas in self._objects.values() for one in arenas]
+        make = partial(self.make_objects, checksum=verify is Verify.checksum, poison=poison)
+        everything = [make(arena) for arena in host.arenas.values()]
+        self._objects = {n: [o for o in everything if o.arena.spec.space == n] for n in host.spaces}
+        for one in everything:
+            one.grouped = len(self._objects[one.arena.spec.space]) > 1
+        required = [one for one in everything if one.arena.spec.required]
+        self._required = {n: [o for o in required if o.arena.spec.space == n] for n in host.spaces}
         self._upkeep = Upkeep(everything, self.guard)
         if backend is not None:
             self.attach(backend)
@@ -101,6 +102,10 @@ class HybridCacheController:
         """Use no backend from now on; the caller closes the one returned."""
         backend, self.backend = self.backend, None
         return backend
+
+    def clock(self) -> float:
+        """Seconds since some moment: what is done now and then goes by it."""
+        return monotonic()
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Run a job on a worker."""
@@ -119,10 +124,7 @@ class HybridCacheController:
 
         Where an index space stores nothing that is required, nothing is missing.
         """
-        required = [
-            [objects for objects in self._objects[one.pool] if objects.arena.spec.required]
-            for one in transfers
-        ]
+        required = [self._required[one.pool] for one in transfers]
         keys: list[str] = []
         for one, arenas in zip(transfers, required, strict=True):
             for objects in arenas:
@@ -154,9 +156,8 @@ class HybridCacheController:
             none = [(one.pool, _none(one.page_hashes)) for one in transfers]
             return [PoolTransferResult(pool, ok, seen=ok) for pool, ok in none]
         present = self.exists([*transfers, *renew])
-        renewed = present[len(transfers) :]
         written = [self._write(one, p.ok) for one, p in zip(transfers, present, strict=False)]
-        return [*written, *renewed]
+        return [*written, *present[len(transfers) :]]
 
     def prefetch(self, transfers: Sequence[PoolTransfer]) -> list[PoolTransferResult]:
         """Read host slots from storage; what is not ok is undefined memory."""
@@ -199,8 +200,7 @@ class HybridCacheController:
     def _write(self, one: PoolTransfer, known: Bools) -> PoolTransferResult:
         todo = np.flatnonzero(~known)
         arenas = self._objects[one.pool]
-        any_required = any(objects.arena.spec.required for objects in arenas)
-        optional = todo if any_required else np.arange(len(known))
+        optional = todo if self._required[one.pool] else np.arange(len(known))
         if len(one.degraded):
             optional = optional[~np.asarray(one.degraded, dtype=np.bool_)[optional]]
         everything = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from composer.arena import pool_blocks
@@ -14,7 +16,7 @@ from composer.spec import PoolSpec
 
 
 class DevicePoolGroup:
-    """All device pools of a stack.
+    """All device pools of a stack. Without ``payload`` there are ids and no tensors.
 
     Attributes:
         tensors: Pool -> buffer -> one tensor ``[layer, row, *shape]``, or one ``[row, *shape]``
@@ -24,18 +26,24 @@ class DevicePoolGroup:
     """
 
     def __init__(
-        self, plan: StackPlan, device: str = "cpu", buffers: DeviceBuffers | None = None
+        self,
+        plan: StackPlan,
+        device: str = "cpu",
+        buffers: DeviceBuffers | None = None,
+        *,
+        payload: bool = True,
     ) -> None:
         self.plan = plan
         self.device = torch.device(device)
-        self.tensors: DeviceBuffers = buffers if buffers is not None else self._make()
+        pools = plan.spec.pools if payload else ()
+        self.tensors: DeviceBuffers = buffers if buffers is not None else self._make(pools)
         self.spaces = {
             name: FreeList(f"device {name}", space.num_device_slots)
             for name, space in plan.spaces.items()
         }
-        self.entries = {pool.name: self._entry(pool) for pool in plan.spec.pools}
+        self.entries = {pool.name: self._entry(pool) for pool in pools}
 
-    def _make(self) -> DeviceBuffers:
+    def _make(self, pools: Sequence[PoolSpec]) -> DeviceBuffers:
         return {
             pool.name: {
                 buffer.name: torch.zeros(
@@ -45,7 +53,7 @@ class DevicePoolGroup:
                 )
                 for buffer in pool.buffers
             }
-            for pool in self.plan.spec.pools
+            for pool in pools
             if pool.buffers
         }
 

@@ -43,15 +43,23 @@ class HostArena:
     """Memory of one arena.
 
     Attributes:
-        memory: uint8 ``[bytes]``; zero at first, so that padding is zero.
-        views: Pool -> buffer -> view.
+        memory: uint8 ``[bytes]``; zero at first, so that padding is zero. Empty without payload.
+        views: Pool -> buffer -> view; none without payload.
     """
 
-    def __init__(self, spec: ArenaSpec, num_slots: int, *, pin_memory: bool = False) -> None:
+    def __init__(
+        self,
+        spec: ArenaSpec,
+        num_slots: int,
+        *,
+        pin_memory: bool = False,
+        payload: bool = True,
+    ) -> None:
         self.spec, self.num_slots = spec, num_slots
-        size = arena_bytes(spec, num_slots)
+        self.views: dict[str, dict[str, BufferView]] = {}
+        size = arena_bytes(spec, num_slots) if payload else 0
         self.memory = torch.zeros(size, dtype=torch.uint8, pin_memory=pin_memory)
-        self.sections = spec.place(num_slots)
+        self.sections = spec.place(num_slots) if payload else ()
         self.bases: list[int] = []
         end = -self.memory.data_ptr() % ALIGNMENT
         for section in self.sections:
@@ -59,7 +67,6 @@ class HostArena:
             end += section.total_bytes
             end += -end % ALIGNMENT
         self._side = end  # behind the sections: one row of padding and trailer per slot
-        self.views: dict[str, dict[str, BufferView]] = {}
         for section, base in zip(self.sections, self.bases, strict=True):
             for block, place in zip(section.blocks, section.placements, strict=True):
                 view = host_view(self.memory, base, block, place, num_slots)
@@ -115,16 +122,22 @@ def _with_padding(runs: Runs, padding: int, is_record: bool, base: int) -> Runs:
 class HostPoolGroup:
     """All host pools of a stack.
 
+    Without ``payload`` there are ids and no memory: what takes and frees slots works, and there
+    is nothing to copy.
+
     Attributes:
         entries: Pools by name; a pool that is never stored has none.
         spaces: Free list of each index space.
     """
 
-    def __init__(self, plan: StackPlan, *, pin_memory: bool = False) -> None:
+    def __init__(self, plan: StackPlan, *, pin_memory: bool = False, payload: bool = True) -> None:
         self.plan = plan
         self.arenas = {
             (arena.space, arena.name): HostArena(
-                arena, plan.spaces[arena.space].num_host_slots, pin_memory=pin_memory
+                arena,
+                plan.spaces[arena.space].num_host_slots,
+                pin_memory=pin_memory,
+                payload=payload,
             )
             for arena in plan.arenas
         }

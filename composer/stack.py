@@ -47,30 +47,19 @@ class Stack:
         self,
         config: StackConfig,
         plan: StackPlan,
+        controller: HybridCacheController,
         *,
-        device_buffers: DeviceBuffers | None = None,
-        backend: StorageBackend | None = None,
-        executor: Executor | None = None,
-        poison: bool = False,
+        threads: Executor | None = None,
     ) -> None:
-        self.config, self.plan = config, plan
-        self._executor = executor or ThreadPoolExecutor(NUM_WORKERS, "kvpool")
-        self._owns_executor = executor is None
-        self.device = DevicePoolGroup(plan, config.device.name, device_buffers)
-        self.group = HostPoolGroup(plan, pin_memory=self.device.device.type == "cuda")
-        self.controller = HybridCacheController(
-            self.device,
-            self.group,
-            backend,
-            self._executor,
-            verify=config.storage.verify,
-            poison=poison,
-        )
+        """``threads``: run the controller's jobs, and end with the stack; None: another's do."""
+        self.config, self.plan, self.controller = config, plan, controller
+        self.device, self.group = controller.device, controller.host
+        self._threads = threads
         self.cache = PrefixCache(
             plan,
-            self.controller,
+            controller,
             policy=config.policy,
-            retries=executor is None,
+            retries=threads is not None,
             reprove_s=getattr(BACKENDS.innermost(config.backend), "reprove_s", REPROVE_S),
         )
 
@@ -234,8 +223,8 @@ class Stack:
             self.cache.writer.close()
             self.detach()
         finally:
-            if self._owns_executor:
-                self._executor.shutdown(wait=True)
+            if self._threads is not None:
+                self._threads.shutdown(wait=True)
 
     def __enter__(self) -> Stack:
         return self
@@ -279,15 +268,18 @@ def compose(
     made = backend
     if made is None:
         made = BACKENDS.build(str(config.backend.get("name")), config.backend)
+    workers = executor or ThreadPoolExecutor(NUM_WORKERS, "kvpool")
     try:
-        return Stack(
-            config,
-            plan,
-            device_buffers=device_buffers,
-            backend=made,
-            executor=executor,
+        device = DevicePoolGroup(plan, config.device.name, device_buffers)
+        controller = HybridCacheController(
+            device,
+            HostPoolGroup(plan, pin_memory=device.device.type == "cuda"),
+            made,
+            workers,
+            verify=config.storage.verify,
             poison=poison,
         )
+        return Stack(config, plan, controller, threads=None if executor else workers)
     except BaseException:
         if backend is None:
             closed(made)

@@ -46,10 +46,11 @@ class PoolTransfer:
 
 @dataclass
 class Moved:
-    """Bytes and seconds of copies so far."""
+    """Bytes, seconds and calls of copies so far."""
 
     num_bytes: int = 0
     seconds: float = 0.0
+    num_calls: int = 0
 
 
 class Transfer:
@@ -72,6 +73,8 @@ class Transfer:
             self._streams = {to_host: torch.cuda.Stream(device.device) for to_host in (True, False)}
         self._fences: dict[int, Any] = {}  # stream of a caller -> what it had been given
         self._lock = Lock()
+        spaces = host.plan.spaces.items()
+        self._payload_bytes = {n: sum(a.payload_bytes for a in one.arenas) for n, one in spaces}
         self._pairs: dict[str, list[_Pair]] = {}
         for name, entry in host.entries.items():
             pairs = self._pairs.setdefault(entry.spec.index_space, [])
@@ -151,7 +154,8 @@ class Transfer:
 
     def num_bytes(self, slots: Sequence[PoolTransfer]) -> int:
         """Payload of some slots."""
-        return sum(len(one.host_ids) * p.page_bytes for one in slots for p in self.pairs(one.pool))
+        payload = self._payload_bytes
+        return sum(len(one.host_ids) * payload[one.pool] for one in slots)
 
     def _move(self, slots: Sequence[PoolTransfer], *, to_host: bool, moved: Moved) -> None:
         self.check(slots)
@@ -159,14 +163,16 @@ class Transfer:
         with self.on_stream(to_host=to_host):
             self.overwrite(slots, to_host=to_host)
             for one in slots:
-                runs = list(_runs(one.device_ids, one.host_ids))
-                for pair in self.pairs(one.pool):
+                pairs = self.pairs(one.pool)
+                runs = list(_runs(one.device_ids, one.host_ids)) if pairs else []
+                for pair in pairs:
                     pair.copy(runs, to_host)
         done = self.mark(to_host=to_host)
         if done is not None:
             done.synchronize()
         moved.seconds += perf_counter() - start
         moved.num_bytes += self.num_bytes(slots)
+        moved.num_calls += 1
 
 
 class LayeredLoad:
@@ -206,6 +212,7 @@ class LayeredLoad:
         if done is not None:
             done.synchronize()
         self._transfer.loaded.num_bytes += self._transfer.num_bytes(self._slots)
+        self._transfer.loaded.num_calls += 1
 
 
 class _Pair:
@@ -216,7 +223,7 @@ class _Pair:
     """
 
     def __init__(self, device: PoolEntry, host: PoolEntry) -> None:
-        self.page_bytes, self._layers = host.spec.page_bytes, host.spec.layers
+        self._layers = host.spec.layers
         self._views: list[tuple[Any, Any]] = []
         self._copy: Callable[[Any, Any], object] = _torch_copy
         for name, view in host.buffers.items():

@@ -54,11 +54,14 @@ class Writer:
         self, tiers: Tiers, policy: PolicyConfig, *, reprove_s: float, retries: bool
     ) -> None:
         self._tiers, self._renew_pages = tiers, policy.renew_pages
-        self.ledger = Ledger(reprove_s)
+        clock = tiers.controller.clock
+        self.ledger = Ledger(reprove_s, clock)
         self._sender = Sender(tiers, self.ledger, self.write, parse_bytes(policy.max_pending))
         self._policy = POLICIES[policy.name](tiers.device, policy)
         self._losses = Losses(tiers, self.ledger, self._policy.held)
-        self._heads = Heads(tiers, num_pages=policy.renew_pages, every_s=policy.refresh_s)
+        self._heads = Heads(
+            tiers, num_pages=policy.renew_pages, every_s=policy.refresh_s, clock=clock
+        )
         self._retry = Retry(self.retry) if retries else None
         tiers.host.stored = self._stored
         self._reported = (0, 0)

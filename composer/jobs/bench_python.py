@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -29,7 +28,7 @@ from composer.jobs.bench_parts import (
 )
 from composer.plan import StackPlan, make_plan
 from composer.resolve import resolve
-from composer.schema import StackConfig, StorageConfig, Verify
+from composer.schema import StackConfig, Verify
 from composer.stack import Stack
 from composer.transfer import PoolTransfer
 
@@ -159,8 +158,9 @@ def match(config: StackConfig, num_tokens: int) -> Cases:
     """A prompt looked up, hashing included, whose pages are all in storage."""
     spec = with_tiny_rows(resolve(config))
     plan = sized_plan(config, spec, 1, 1)
-    quiet = replace(config, storage=StorageConfig(verify=Verify.identity))
-    with Stack(quiet, plan, backend=NullBackend(knows_all=True)) as stack:
+    knows_all = NullBackend(knows_all=True)
+    with ThreadPoolExecutor(1) as executor:
+        stack = Stack(config, plan, make_controller(plan, knows_all, executor, Verify.identity))
         for count in sorted({num_tokens // 16, num_tokens // 4, num_tokens}):
             array = np.random.default_rng(0).integers(0, 150_000, count)
             forms = {"array": array, "tensor": torch.from_numpy(array), "list": array.tolist()}
