@@ -8,7 +8,7 @@ threads and in worker processes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from composer.config_overlay import drop_nulls, typed_config
 from composer.config_plain import Plain, refuse_resolvers, to_plain
 from composer.config_reader import read, read_composition
 from composer.errors import ConfigError, Problems
+from composer.hf_import import HfConfig
 from composer.schema import CliConfig, StackConfig
 from composer.schema_store import ALL
 from composer.typed import build
@@ -120,6 +121,15 @@ def _family(preset: ConfigResult | None) -> str | None:
     defaults = preset.defaults_list if preset is not None else None
     paths = (str(getattr(each, "path", "")) for each in defaults or [])
     return next((p.removeprefix("/family/") for p in paths if p.startswith("/family/")), None)
+
+
+def load_source_config(source: HfConfig, overrides: Sequence[str] = ()) -> StackConfig:
+    """As ``load_stack_config``, of a model's config.json in place of a preset.
+
+    Raises:
+        ConfigError: As ``load_config``; also where no family is known for the model.
+    """
+    return _typed(StackConfig, read(replace(Request.of(None, overrides), source=source)))
 
 
 def load_cli_config(request: Request) -> CliConfig:

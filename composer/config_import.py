@@ -32,6 +32,8 @@ def open_request(request: Request) -> Composition:
     """
     composition = Composition.of(request)
     name, family = composition.setting(SETTING), composition.setting(FAMILY)
+    if request.source is not None:
+        name = request.source.path
     if name is None:
         if family is not None:
             reason = f"'{family}' says how {SETTING} is read, and there is none"
@@ -41,7 +43,7 @@ def open_request(request: Request) -> Composition:
     if chosen:
         reason = f"'{name}' and '{chosen[-1].input_line}' both choose the model"
         raise ConfigError.of(SETTING, reason, "Keep one of them")
-    source = HfConfig.read(str(name))
+    source = request.source or HfConfig.read(str(name))
     return Composition.of(request, source, _family(family, source, composition))
 
 

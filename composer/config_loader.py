@@ -64,11 +64,13 @@ class Request:
     Attributes:
         overrides: In Hydra's grammar; those of Hydra's own node are ignored.
         extra_dirs: Folders or ``pkg://`` addresses whose files win over ours.
+        source: A config.json in place of a model preset.
     """
 
     overrides: tuple[str, ...] = ()
     config_name: str = ROOT
     extra_dirs: tuple[str, ...] = ()
+    source: HfConfig | None = None
 
     @classmethod
     def of(

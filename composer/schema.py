@@ -143,6 +143,8 @@ class EngineOverlay:
 
     pools: Dict[str, Any] = field(default_factory=dict)
     dtypes: Dict[str, str] = field(default_factory=dict)
+    stepwise: bool = False  # behind a prefix it sees the state only with one token a call
+    refuse: str = ""  # why it can restore no prefix; empty: it can
 
 
 @dataclass
