@@ -29,6 +29,7 @@ from composer.jobs.replay_tally import Outcome
 from composer.jobs.trace import Request, read_requests
 from composer.registry import BACKENDS
 from composer.schema import CliConfig
+from composer.simulation.inline import InlineExecutor
 from composer.stack import Stack, compose
 
 MEMCPY_BYTES = 1 << 26
@@ -40,9 +41,12 @@ class Params:
 
     Attributes:
         restart: Run each half of the trace in a process of its own.
+        lockstep: Do in order, and without threads, what else goes on in the background, so that
+            two replays of one trace are alike.
     """
 
     restart: bool = False
+    lockstep: bool = False
 
 
 def run(config: CliConfig, params: Params) -> JobResult:
@@ -54,7 +58,11 @@ def run(config: CliConfig, params: Params) -> JobResult:
     """
     requests, skipped = read_requests(config.trace)
     start = perf_counter()
-    outcome = _restarted(config, requests) if params.restart else replay(config, requests)
+    lockstep = params.lockstep
+    if params.restart:
+        outcome = _restarted(config, requests, lockstep=lockstep)
+    else:
+        outcome = replay(config, requests, lockstep=lockstep)
     tiers = ("storage",) if params.restart else tuple(outcome.tally.far_tokens)
     far_tokens = sum(outcome.tally.far_tokens[tier] for tier in tiers)
     data = result_data(outcome, skipped, far_tokens, perf_counter() - start)
@@ -62,9 +70,12 @@ def run(config: CliConfig, params: Params) -> JobResult:
     return JobResult(data, ok=not outcome.tally.mismatches, objective=data["hit_rate"])
 
 
-def replay(config: CliConfig, requests: Sequence[Request], part: str = "") -> Outcome:
+def replay(
+    config: CliConfig, requests: Sequence[Request], part: str = "", *, lockstep: bool = False
+) -> Outcome:
     """Serve the requests with a fresh stack."""
-    with compose(config, poison=True) as stack:
+    executor = InlineExecutor() if lockstep else None
+    with compose(config, executor=executor, poison=True) as stack:
         driver = Driver(stack)
         with Progress(f"replay{part}", len(requests)) as progress:
             for request in requests:
@@ -104,14 +115,15 @@ def _memcpy_gb_s() -> float:
     return MEMCPY_BYTES / best / 1e9
 
 
-def _restarted(config: CliConfig, requests: Sequence[Request]) -> Outcome:
+def _restarted(config: CliConfig, requests: Sequence[Request], *, lockstep: bool) -> Outcome:
     middle = -(-len(requests) // 2)
     outcome = Outcome()
     with _shared_store(config) as backend, tempfile.TemporaryDirectory(prefix="kvpool-") as folder:
         shared = replace(config, backend=dict(backend))
         for part, half in enumerate((requests[:middle], requests[middle:]), 1):
             if half:
-                outcome.add(_in_process(shared, half, f" part {part} of 2", Path(folder)))
+                task = (shared, list(half), f" part {part} of 2", lockstep)
+                outcome.add(_in_process(task, Path(folder)))
     return outcome
 
 
@@ -134,15 +146,16 @@ def _shared_store(config: CliConfig) -> Iterator[Mapping[str, Any]]:
         yield {"name": name, **settings}
 
 
-def _in_process(config: CliConfig, half: Sequence[Request], part: str, folder: Path) -> Outcome:
+def _in_process(given: tuple[CliConfig, Sequence[Request], str, bool], folder: Path) -> Outcome:
     """Replay in a process of its own, started by exec: a fork would share the stack's memory."""
     task, answer = folder / "task", folder / "answer"
-    task.write_bytes(pickle.dumps((config, list(half), part)))
+    task.write_bytes(pickle.dumps(given))
     answer.unlink(missing_ok=True)
     command = [sys.executable, "-m", "composer.jobs.replay_child", str(task), str(answer)]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
         code = child.wait()
     if not answer.exists():
+        part = given[2]
         raise BackendError(f"the replaying process{part} ended with code {code}, without an answer")
     outcome = pickle.loads(answer.read_bytes())
     if isinstance(outcome, Outcome):

@@ -19,9 +19,9 @@ from composer.jobs.replay_tally import Outcome
 def main(task: str, answer: str) -> None:
     """Replay what the file ``task`` says, and write the outcome, or the error, to ``answer``."""
     Thread(target=_end_with_parent, daemon=True).start()
-    config, requests, part = pickle.loads(Path(task).read_bytes())
+    config, requests, part, lockstep = pickle.loads(Path(task).read_bytes())
     try:
-        outcome: Outcome | ComposerError = replay(config, requests, part)
+        outcome: Outcome | ComposerError = replay(config, requests, part, lockstep=lockstep)
     except ComposerError as error:
         outcome = error
     written = Path(f"{answer}.part")

@@ -24,6 +24,7 @@ def result_data(outcome: Outcome, skipped: int, far_tokens: int, seconds: float)
         "hit_tokens_beyond_512": far_tokens,
         "hit_rate": hits / tally.input_tokens if tally.input_tokens else 0.0,
         "shortened_by": dict(tally.shortened_by),
+        "cut_tokens": dict(tally.cut_tokens),
         "degraded": dict(tally.degraded),
         "checkpoints": tally.checkpoints,
         "incomplete_checkpoints": tally.incomplete_checkpoints,

@@ -12,7 +12,12 @@ MOST_DETAILS = 10  # mismatches told one by one
 
 @dataclass
 class Tally:
-    """What a replay has seen. ``add`` joins the tallies of several processes."""
+    """What a replay has seen. ``add`` joins the tallies of several processes.
+
+    Attributes:
+        shortened_by: Restores that were cut, by what cut them.
+        cut_tokens: Tokens that some tier had and these restores could not use.
+    """
 
     requests: int = 0
     unserved: int = 0
@@ -20,6 +25,7 @@ class Tally:
     hit_tokens: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(TIERS, 0)))
     far_tokens: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(TIERS, 0)))
     shortened_by: Counter[str] = field(default_factory=Counter)
+    cut_tokens: Counter[str] = field(default_factory=Counter)
     degraded: Counter[str] = field(default_factory=Counter)
     pages_verified: int = 0
     states_verified: int = 0

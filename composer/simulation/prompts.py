@@ -1,0 +1,89 @@
+"""Prompts of a trace by their hash ids alone: no token is ever made.
+
+A block's tokens are a pure function of its hash id, so that a page is known by the ids of the
+blocks that it overlaps and by the pages before it: equal names where the tokens would be equal,
+whatever the page's size is to the block's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from composer.lookup import Prompt
+from composer.page_hash import root_hash, scope_name
+
+
+@dataclass(frozen=True)
+class TracedPrompt(Prompt):
+    """A prompt without tokens. ``tail``: name of its partial last page; None: it has none."""
+
+    tail: bytes | None = None
+
+
+class Naming:
+    """Names the pages of a trace's prompts, each as SHA-256 over its parent's name and its ids."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._root, self._scope = root_hash(), scope_name()
+
+    def prompt(self, hash_ids: Sequence[int], num_tokens: int, block_tokens: int) -> TracedPrompt:
+        """A prompt whose blocks of ``block_tokens`` have these ids, the last one partial."""
+        ids = np.array(hash_ids, dtype="<u8").tobytes()
+        size, parent, sha256 = self._page_size, self._root, hashlib.sha256
+        names: list[bytes] = []
+        for start in range(0, num_tokens, size):
+            last = -(-(start + size) // block_tokens)
+            parent = sha256(parent + ids[start // block_tokens * 8 : last * 8]).digest()
+            names.append(parent)
+        tail = names.pop() if num_tokens % size else None
+        return TracedPrompt(num_tokens, names, self._root, self._scope, tail)
+
+
+@dataclass
+class Hits:
+    """Pages that were asked for, and those of them that were known."""
+
+    num_pages: int = 0
+    num_hits: int = 0
+
+    @property
+    def rate(self) -> float:
+        return self.num_hits / self.num_pages if self.num_pages else 0.0
+
+
+class Ideal:
+    """What a cache without limits, that keeps every page, would have hit.
+
+    Attributes:
+        full: Over full pages, which are all that a cache keeps.
+        partial: The same as if it also kept the partial last pages.
+    """
+
+    def __init__(self) -> None:
+        self.full, self.partial = Hits(), Hits()
+        self._full: set[bytes] = set()
+        self._tails: set[bytes] = set()
+
+    def add(self, prompt: TracedPrompt) -> None:
+        """The next prompt of the trace."""
+        names = prompt.hashes
+        known = _head(names, self._full.__contains__)
+        self.full.num_pages += len(names)
+        self.full.num_hits += known
+        every = names if prompt.tail is None else [*names, prompt.tail]
+        self.partial.num_pages += len(every)
+        self.partial.num_hits += _head(every, lambda n: n in self._full or n in self._tails)
+        self._full.update(names[known:])
+        if prompt.tail is not None:
+            self._tails.add(prompt.tail)
+
+
+def _head(names: Sequence[bytes], is_known: Callable[[bytes], bool]) -> int:
+    """How many of the first names are known; a name is known only where those before it are."""
+    return bisect_left(names, True, key=lambda name: not is_known(name))
