@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence, Sized
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from time import monotonic
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
@@ -23,12 +24,14 @@ from composer.group import HostPoolGroup
 from composer.guard import Guard
 from composer.layout import Ints
 from composer.objects import ArenaObjects
+from composer.quarantine import Quarantine
 from composer.schema import Verify
 from composer.storage import StorageBackend
 from composer.transfer import Moved, PoolTransfer, Transfer
 from composer.upkeep import Upkeep
 
 T = TypeVar("T")
+Names = Mapping[ArenaObjects, list[str]]
 Refused = MutableMapping[str, Mapping[str, int]]  # storage object -> reason -> count
 
 
@@ -78,6 +81,7 @@ class HybridCacheController:
         self.transfer = Transfer(device, host, poison=poison)
         self.counters = Counters()
         self.guard = Guard(self.counters)
+        self._quarantine = Quarantine(host, self.counters)
         self.written, self.read = Moved(), Moved()
         self._executor = executor
         make = partial(self.make_objects, checksum=verify is Verify.checksum, poison=poison)
@@ -124,20 +128,7 @@ class HybridCacheController:
 
         Where an index space stores nothing that is required, nothing is missing.
         """
-        required = [self._required[one.pool] for one in transfers]
-        keys: list[str] = []
-        for one, arenas in zip(transfers, required, strict=True):
-            for objects in arenas:
-                keys += objects.keys(one.scope, one.page_hashes)
-        found = self.ask(keys)
-        results, start = [], 0
-        for one, arenas in zip(transfers, required, strict=True):
-            ok = np.ones(len(one.page_hashes), dtype=np.bool_)
-            for _ in arenas:
-                ok &= found[start : start + len(ok)]
-                start += len(ok)
-            results.append(PoolTransferResult(one.pool, ok))
-        return results
+        return self._present(transfers, [self._names(one) for one in transfers])
 
     def write_storage(
         self, transfers: Sequence[PoolTransfer], renew: Sequence[PoolTransfer] = ()
@@ -155,8 +146,11 @@ class HybridCacheController:
         if self.backend is None:
             none = [(one.pool, _none(one.page_hashes)) for one in transfers]
             return [PoolTransferResult(pool, ok, seen=ok) for pool, ok in none]
-        present = self.exists([*transfers, *renew])
-        written = [self._write(one, p.ok) for one, p in zip(transfers, present, strict=False)]
+        everything = [*transfers, *renew]
+        names = [self._names(one) for one in everything]
+        present = self._present(everything, names)
+        asked = zip(transfers, present, names, strict=False)
+        written = [self._write(one, before.ok, keys) for one, before, keys in asked]
         return [*written, *present[len(transfers) :]]
 
     def prefetch(self, transfers: Sequence[PoolTransfer]) -> list[PoolTransferResult]:
@@ -197,7 +191,26 @@ class HybridCacheController:
             return {"storage_removed": 0, "storage_left": 0}
         return self._upkeep.remove(self.backend, scope)
 
-    def _write(self, one: PoolTransfer, known: Bools) -> PoolTransferResult:
+    def _names(self, one: PoolTransfer) -> Names:
+        """Keys of a transfer's required objects."""
+        required = self._required[one.pool]
+        return {objects: objects.keys(one.scope, one.page_hashes) for objects in required}
+
+    def _present(
+        self, transfers: Sequence[PoolTransfer], names: Sequence[Names]
+    ) -> list[PoolTransferResult]:
+        """Which pages of some transfers have all the objects of these names."""
+        found = self.ask(list(chain.from_iterable(k for one in names for k in one.values())))
+        results, start = [], 0
+        for one, keys in zip(transfers, names, strict=True):
+            ok = np.ones(len(one.page_hashes), dtype=np.bool_)
+            for _ in keys:
+                ok &= found[start : start + len(ok)]
+                start += len(ok)
+            results.append(PoolTransferResult(one.pool, ok))
+        return results
+
+    def _write(self, one: PoolTransfer, known: Bools, names: Names) -> PoolTransferResult:
         todo = np.flatnonzero(~known)
         arenas = self._objects[one.pool]
         optional = todo if self._required[one.pool] else np.arange(len(known))
@@ -208,7 +221,7 @@ class HybridCacheController:
             if not objects.arena.spec.writes:  # another rank holds the same, and writes it
                 everything &= not objects.arena.spec.required
             elif objects.arena.spec.required:
-                todo = todo[self._put(objects, one, todo)]
+                todo = todo[self._put(objects, one, todo, names[objects])]
             else:
                 self._put(objects, one, optional)
         ok = known.copy()
@@ -224,24 +237,29 @@ class HybridCacheController:
         found = self.guard.call("exists", lambda: backend.exists(keys))
         return _none(keys) if found is None else found
 
-    def _put(self, objects: ArenaObjects, one: PoolTransfer, pages: Ints) -> Bools:
-        """Put some pages of a transfer; True: written."""
+    def _put(
+        self, objects: ArenaObjects, one: PoolTransfer, pages: Ints, names: list[str] | None = None
+    ) -> Bools:
+        """Put some pages of a transfer, whose ``names`` may be known; True: written."""
         backend = self.backend
         if backend is None or not len(pages):
             return _none(pages)
         slots, hashes = _chosen(one, pages)
-        sealed = objects.seal(one.scope, slots, hashes)
-        late = partial(self._quarantine, one.pool, slots)
+        if names is not None and len(pages) < len(names):
+            names = [names[page] for page in pages.tolist()]
+        sealed = objects.seal(one.scope, slots, hashes, names)
+        late = self._quarantine.of(one.pool, slots)
         written = self.guard.move(
             self.written, "put", len(slots), lambda: backend.put(sealed), late
         )
         if written is None:
             return _none(pages)
-        self.written.num_bytes += int(written.sum()) * sealed.object_bytes
-        self.counters.add("objects_written", int(written.sum()))
-        if written.any():
+        num_written = int(np.count_nonzero(written))
+        self.written.num_bytes += num_written * objects.object_bytes
+        self.counters.add("objects_written", num_written)
+        if num_written:
             self._upkeep.explain(backend)
-        self.counters.add("objects_refused", int((~written).sum()))
+        self.counters.add("objects_refused", len(written) - num_written)
         return written
 
     def _get(self, objects: ArenaObjects, one: PoolTransfer, pages: Ints, why: Refused) -> Bools:
@@ -251,49 +269,32 @@ class HybridCacheController:
             return _none(pages)
         slots, hashes = _chosen(one, pages)
         blank = objects.blank(one.scope, slots, hashes)
-        late = partial(self._quarantine, one.pool, slots)
+        late = self._quarantine.of(one.pool, slots)
         num_bytes = self.guard.move(self.read, "get", len(slots), lambda: backend.get(blank), late)
         if num_bytes is None:
             why[objects.arena.spec.name] = {"no_answer": len(pages)}
             return _none(pages)
         check = objects.check(one.scope, slots, hashes, num_bytes)
-        self.read.num_bytes += int(check.ok.sum()) * blank.object_bytes
-        self.counters.add("objects_read", int(check.ok.sum()))
+        num_read = int(np.count_nonzero(check.ok))
+        self.read.num_bytes += num_read * objects.object_bytes
+        self.counters.add("objects_read", num_read)
         self.counters.add_all(check.refused, "read_refused.")
         why[objects.arena.spec.name] = check.refused
         self.counters.add_all(check.refused, f"refused.{objects.arena.spec.name}.")
-        self._discard([blank.keys[i] for i in np.flatnonzero(~check.ok & (num_bytes >= 0))])
+        wrong = ~check.ok & (num_bytes >= 0)
+        if num_read < len(wrong) and wrong.any():
+            gone = self._upkeep.discard(backend, [blank.keys[i] for i in np.flatnonzero(wrong)])
+            self.counters.add("objects_discarded", gone)
         return check.ok
-
-    def _discard(self, keys: list[str]) -> None:
-        """Remove what holds other bytes than its key says, so that it can be written again."""
-        backend = self.backend
-        if backend is not None and keys:
-            gone = self.guard.call("remove", partial(backend.remove, keys, force=True))
-            self.counters.add("objects_discarded", 0 if gone is None else int(gone.sum()))
-
-    def _quarantine(self, space: str, slots: list[int], ended: Future[Any]) -> None:
-        """Hand slots out again only when a call that was given up touches them no more.
-
-        Until then the host tier's memory stays, also when the stack is gone.
-        """
-        host, counters = self.host, self.counters
-        host.spaces[space].hold(slots)
-        counters.add("quarantined_slots", len(slots))
-
-        def end(_: Future[Any]) -> None:
-            host.spaces[space].unhold(slots)
-            counters.add("quarantine_ended_slots", len(slots))
-
-        ended.add_done_callback(end)
 
 
 def _none(items: Sized) -> Bools:
     return np.zeros(len(items), dtype=np.bool_)
 
 
-def _chosen(one: PoolTransfer, pages: Ints) -> tuple[list[int], list[bytes]]:
-    if len(pages) == len(one.page_hashes):
-        return list(one.host_ids), list(one.page_hashes)
-    chosen = pages.tolist()
-    return [one.host_ids[i] for i in chosen], [one.page_hashes[i] for i in chosen]
+def _chosen(one: PoolTransfer, pages: Ints) -> tuple[Ints, Sequence[bytes]]:
+    """Slots and hashes of some pages, all in most cases."""
+    slots = np.asarray(one.host_ids, dtype=np.int64)
+    if len(pages) == len(slots):
+        return slots, one.page_hashes
+    return slots[pages], [one.page_hashes[page] for page in pages.tolist()]

@@ -31,7 +31,7 @@ class ObjectParts:
     stride: Ints
     num_bytes: Ints
 
-    def addresses(self, slots: Sequence[int]) -> Ints:
+    def addresses(self, slots: Sequence[int] | Ints) -> Ints:
         """Address of each part of each slot, ``[num_slots, num_parts]``."""
         ids = np.asarray(slots, dtype=np.int64)
         addresses = ids[:, None] * self.stride

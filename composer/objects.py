@@ -37,12 +37,10 @@ TRAILER_VERSION = 1
 POISON = 0x5A  # fills each word of a destination
 HAS_CHECKSUM = 1  # bit 0 of the flags
 
-# All of a trailer but whether there is a checksum, and the checksum; flags without a meaning are 0.
-_IDENTITY_BITS = np.full(TRAILER_BYTES // 8, -1, dtype=np.int64).view("<u8")
-_IDENTITY_BITS[0] ^= np.uint64(HAS_CHECKSUM << 48)
-_IDENTITY_BITS[7] = 0
+_WORDS, _HASH_WORDS = TRAILER_BYTES // 8, slice(2, 6)  # of a trailer, and of its page hash
 
 Bools = npt.NDArray[np.bool_]
+Slots = Sequence[int] | npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -75,16 +73,23 @@ class ArenaObjects:
         """The storage keys of pages in one scope."""
         return build_keys(self.prefix(scope)[0], page_hashes)
 
-    def seal(self, scope: str, slots: Sequence[int], page_hashes: Sequence[bytes]) -> PageObjects:
-        """Objects ready to be put: their trailers are written."""
-        rows = self._expected(scope, page_hashes)
+    def seal(
+        self,
+        scope: str,
+        slots: Slots,
+        page_hashes: Sequence[bytes],
+        keys: list[str] | None = None,
+    ) -> PageObjects:
+        """Objects ready to be put: their trailers are written. ``keys``: theirs, where known."""
+        words = self._expected(scope, page_hashes)
         if self._checksum:
+            rows = _rows(words)
             rows["flags"] = HAS_CHECKSUM
             rows["checksum"] = self.checksums(slots)
-        self.arena.trailers[np.asarray(slots, dtype=np.int64)] = _as_bytes(rows)
-        return self._objects(scope, slots, page_hashes)
+        self.arena.trailers[np.asarray(slots, dtype=np.int64)] = words.view(np.uint8)
+        return self._objects(scope, slots, page_hashes, keys)
 
-    def blank(self, scope: str, slots: Sequence[int], page_hashes: Sequence[bytes]) -> PageObjects:
+    def blank(self, scope: str, slots: Slots, page_hashes: Sequence[bytes]) -> PageObjects:
         """Objects ready to be read into: their trailers are poisoned, on demand all of them."""
         if self._poison:
             parts = self.arena.parts
@@ -104,17 +109,18 @@ class ArenaObjects:
     def check(
         self,
         scope: str,
-        slots: Sequence[int],
+        slots: Slots,
         page_hashes: Sequence[bytes],
         num_bytes: npt.NDArray[np.int64],
     ) -> ReadCheck:
         """Judge a read by what the backend returned and by the trailers now in memory."""
-        rows = self.arena.trailers[np.asarray(slots, dtype=np.int64)]
-        expected = _as_bytes(self._expected(scope, page_hashes))
+        words = self.arena.trailers[np.asarray(slots, dtype=np.int64)].view("<u8")
+        expected, trailers = self._expected(scope, page_hashes), _rows(words)
+        # Whoever wrote it decided whether there is a checksum; flags without a meaning are 0.
+        _rows(expected)["flags"] = trailers["flags"] & HAS_CHECKSUM
+        _rows(expected)["checksum"] = trailers["checksum"]
         sized = num_bytes == self.object_bytes
-        trailers = rows.view(TRAILER).reshape(-1)
-        differ = (rows.view("<u8") ^ expected.view("<u8")) & _IDENTITY_BITS
-        same = ~differ.any(axis=1)
+        same = _equal_rows(words, expected)
         ok = sized & same
         refused: dict[str, int] = {}
         if not ok.all():
@@ -129,13 +135,13 @@ class ArenaObjects:
             refused["no_checksum"] = int(np.count_nonzero(ok & ~flagged))
             ok &= flagged
             candidates = np.flatnonzero(ok)
-            found = self.checksums([slots[index] for index in candidates.tolist()])
+            found = self.checksums(np.asarray(slots, dtype=np.int64)[candidates])
             wrong = candidates[found != trailers["checksum"][candidates]]
             refused["wrong_checksum"] = len(wrong)
             ok[wrong] = False
         return ReadCheck(ok, {reason: count for reason, count in refused.items() if count})
 
-    def checksums(self, slots: Sequence[int]) -> npt.NDArray[np.uint64]:
+    def checksums(self, slots: Slots) -> npt.NDArray[np.uint64]:
         """XXH3-64 of each slot's bytes in object order, padding included, trailer not."""
         parts = self.arena.parts
         ends = parts.num_bytes.copy()
@@ -158,20 +164,25 @@ class ArenaObjects:
         return digest.intdigest()
 
     def _objects(
-        self, scope: str, slots: Sequence[int], page_hashes: Sequence[bytes]
+        self,
+        scope: str,
+        slots: Slots,
+        page_hashes: Sequence[bytes],
+        keys: list[str] | None = None,
     ) -> PageObjects:
         parts, groups = self.arena.parts, None
         if self.grouped:
             space = f"{scope}/{self.arena.spec.space}/"
             groups = [space + page_hash.hex() for page_hash in page_hashes]
-        keys = self.keys(scope, page_hashes)
+        keys = self.keys(scope, page_hashes) if keys is None else keys
         return PageObjects(keys, parts.addresses(slots), parts.num_bytes, groups)
 
-    def _expected(self, scope: str, page_hashes: Sequence[bytes]) -> npt.NDArray[np.void]:
-        rows = np.empty(len(page_hashes), dtype=TRAILER)
-        rows[:] = self.prefix(scope)[1]
-        rows["page_hash"] = np.frombuffer(b"".join(page_hashes), dtype="V32")
-        return rows
+    def _expected(self, scope: str, page_hashes: Sequence[bytes]) -> npt.NDArray[np.uint64]:
+        """Trailers without checksum, as words ``[pages, _WORDS]``."""
+        words = np.empty((len(page_hashes), _WORDS), dtype="<u8")
+        words[:] = self.prefix(scope)[1].view("<u8")
+        words[:, _HASH_WORDS] = np.frombuffer(b"".join(page_hashes), "<u8").reshape(-1, 4)
+        return words
 
     def _prefix(self, scope: str) -> tuple[str, npt.NDArray[np.void]]:
         spec = self.arena.spec
@@ -205,5 +216,10 @@ def judge(key: str, data: npt.NDArray[np.uint8]) -> str | None:
     return None if found == trailer["checksum"] else "wrong_checksum"
 
 
-def _as_bytes(rows: npt.NDArray[np.void]) -> npt.NDArray[np.uint8]:
-    return rows.view(np.uint8).reshape(-1, TRAILER_BYTES)
+def _rows(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.void]:
+    return words.view(TRAILER)[:, 0]
+
+
+def _equal_rows(one: npt.NDArray[np.uint64], other: npt.NDArray[np.uint64]) -> Bools:
+    same = one == other
+    return np.ones(len(one), np.bool_) if same.all() else same.all(axis=1)  # mostly all are

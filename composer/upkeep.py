@@ -70,6 +70,14 @@ class Upkeep:
         self.renew()
         return {"storage_removed": removed, "storage_left": left}
 
+    def discard(self, backend: StorageBackend, keys: Sequence[str]) -> int:
+        """Remove objects that hold other bytes than their keys say; how many are gone.
+
+        They can be written again then.
+        """
+        gone = self._guard.call("remove", partial(backend.remove, keys, force=True))
+        return 0 if gone is None else int(gone.sum())
+
     def _keys(self, backend: StorageBackend, prefix: str) -> list[str] | None:
         return self._guard.call("keys", partial(backend.keys, prefix))
 

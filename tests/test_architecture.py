@@ -96,6 +96,7 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
             "composer.guard",
             "composer.manifest",
             "composer.upkeep",
+            "composer.quarantine",
             "composer.controller",
             "composer.eviction",
             "composer.reach",

@@ -8,17 +8,23 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from composer.objects import ArenaObjects, ReadCheck
+from composer.objects import ArenaObjects, ReadCheck, Slots
 from composer.storage import PageObjects
 
 
 class IndexObjects(ArenaObjects):
     """Objects of an arena without payload: nothing is sealed, and what is found can be trusted."""
 
-    def seal(self, scope: str, slots: Sequence[int], page_hashes: Sequence[bytes]) -> PageObjects:
-        return self._objects(scope, slots, page_hashes)
+    def seal(
+        self,
+        scope: str,
+        slots: Slots,
+        page_hashes: Sequence[bytes],
+        keys: list[str] | None = None,
+    ) -> PageObjects:
+        return self._objects(scope, slots, page_hashes, keys)
 
-    def blank(self, scope: str, slots: Sequence[int], page_hashes: Sequence[bytes]) -> PageObjects:
+    def blank(self, scope: str, slots: Slots, page_hashes: Sequence[bytes]) -> PageObjects:
         return self._objects(scope, slots, page_hashes)
 
     def wipe(self, slots: Sequence[int]) -> None:
@@ -27,7 +33,7 @@ class IndexObjects(ArenaObjects):
     def check(
         self,
         scope: str,
-        slots: Sequence[int],
+        slots: Slots,
         page_hashes: Sequence[bytes],
         num_bytes: npt.NDArray[np.int64],
     ) -> ReadCheck:
@@ -38,10 +44,15 @@ class IndexObjects(ArenaObjects):
         return ReadCheck(ok, {"missing": missing} if missing else {})
 
     def _objects(
-        self, scope: str, slots: Sequence[int], page_hashes: Sequence[bytes]
+        self,
+        scope: str,
+        slots: Slots,
+        page_hashes: Sequence[bytes],
+        keys: list[str] | None = None,
     ) -> PageObjects:
-        nowhere = np.empty((len(slots), 0), dtype=np.int64)
-        return PageObjects(self.keys(scope, page_hashes), nowhere, self._part_bytes)
+        del slots
+        names = self.keys(scope, page_hashes) if keys is None else keys
+        return PageObjects(names, np.empty((len(names), 0), np.int64), self._part_bytes)
 
     @cached_property
     def _part_bytes(self) -> npt.NDArray[np.int64]:
