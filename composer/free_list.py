@@ -45,15 +45,18 @@ class FreeList:
         """
         if num_ids < 0:
             raise InvariantError(f"{self.name}: {num_ids} ids asked for")
-        if num_ids > self.num_free:
+        if self._unheld:
+            self._collect()
+        free, taken = self._free, self._taken
+        first = len(free) - num_ids
+        if first < 0:
             return None
-        if num_ids == 0:
-            return []
-        ids = self._free[: -num_ids - 1 : -1]  # as they were freed: neighbours stay neighbours
-        del self._free[-num_ids:]
+        ids = free[first:]
+        del free[first:]
+        ids.reverse()  # as they were freed: neighbours stay neighbours
         if num_ids <= _FEW:
             for one in ids:
-                self._taken[one] = 1
+                taken[one] = 1
         else:
             self._taken_array[ids] = 1
         return ids
@@ -65,16 +68,10 @@ class FreeList:
             InvariantError: An id is out of bounds, is not taken, or comes twice; nothing is freed.
         """
         if len(ids) <= _FEW:
-            self._free_few(ids)
+            self._untake_few(ids)
         else:
-            array = np.asarray(ids, dtype=np.int64)
-            self.check(array)
-            self._taken_array[array] = 0
-            left = self.num_slots - len(self._free) - len(self._freed_held) - len(ids)
-            if int(np.count_nonzero(self._taken_array)) != left:
-                self._taken_array[array] = 1
-                raise InvariantError(f"{self.name}: {len(ids)} ids to free, some of them twice")
-        self._free.extend(self._not_held(ids) if self._held else reversed(ids))
+            self._untake_many(ids)
+        self._free += self._not_held(ids) if self._held else ids[::-1]
 
     def hold(self, ids: Sequence[int]) -> None:
         """Keep taken ids, freed meanwhile or not, from being handed out again until ``unhold``."""
@@ -125,11 +122,21 @@ class FreeList:
                             self._freed_held.remove(one)
                             self._free.append(one)
 
-    def _free_few(self, ids: Sequence[int]) -> None:
+    def _untake_few(self, ids: Sequence[int]) -> None:
+        taken, num_slots = self._taken, self.num_slots
         for position, one in enumerate(ids):
-            if not (0 <= one < self.num_slots and self._taken[one]):
+            if not (0 <= one < num_slots and taken[one]):
                 for earlier in ids[:position]:
-                    self._taken[earlier] = 1
-                what = "not taken (freed twice?)" if 0 <= one < self.num_slots else "out of bounds"
-                raise InvariantError(f"{self.name}: id {one} of {self.num_slots} is {what}")
-            self._taken[one] = 0
+                    taken[earlier] = 1
+                what = "not taken (freed twice?)" if 0 <= one < num_slots else "out of bounds"
+                raise InvariantError(f"{self.name}: id {one} of {num_slots} is {what}")
+            taken[one] = 0
+
+    def _untake_many(self, ids: Sequence[int]) -> None:
+        array = np.asarray(ids, dtype=np.int64)
+        self.check(array)
+        self._taken_array[array] = 0
+        left = self.num_slots - len(self._free) - len(self._freed_held) - len(ids)
+        if int(np.count_nonzero(self._taken_array)) != left:
+            self._taken_array[array] = 1
+            raise InvariantError(f"{self.name}: {len(ids)} ids to free, some of them twice")
