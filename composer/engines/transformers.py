@@ -16,80 +16,62 @@ whatever was cached.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import inspect
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
 
-from composer.stack import Stack
+import torch
+import transformers
+
+from composer.config import load_source_config
+from composer.engines.sampling import Sampling
+from composer.engines.transformers_binding import Binding
+from composer.engines.transformers_cache import find_places, probe
+from composer.engines.transformers_request import Generated, Request, Runner
+from composer.engines.weights import weights_digest
+from composer.errors import Problems
+from composer.hf_import import HfConfig
+from composer.resolve import resolve
+from composer.schema import EngineOverlay, StackConfig
+from composer.stack import Stack, compose
 from composer.storage import StorageBackend
 
+__all__ = ["Engine", "Generated", "Sampling", "Stream", "compose_for"]
 
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are chosen, and when to end.
-
-    Attributes:
-        max_new_tokens: Most tokens of an answer.
-        temperature: 0: the most likely token, always.
-        top_p: Choose among the most likely tokens that have this probability together.
-        seed: Of the random choice; None: another one every time.
-        stop: Ids that end an answer; they are not part of it.
-    """
-
-    max_new_tokens: int = 16
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int | None = None
-    stop: Collection[int] = ()
-
-
-@dataclass
-class Generated:
-    """An answer, or as much of it as there is.
-
-    Attributes:
-        tokens: Ids of the answer.
-        prompt_tokens: Length of the prompt.
-        cached_tokens: Tokens of the prompt that were restored and not computed.
-        hit_tokens: The same by the tier that held them: ``device``, ``host``, ``storage``.
-        finish_reason: ``stop``, ``length``, or None while it goes on or after ``close``.
-        ttft_s: Seconds from the call to the first token; None before it.
-        not_cached: Why a prefix could not be restored or kept, where there is a reason.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    hit_tokens: Mapping[str, int] = field(default_factory=dict)
-    finish_reason: Literal["stop", "length"] | None = None
-    ttft_s: float | None = None
-    not_cached: str | None = None
+NAME = "transformers"
 
 
 class Stream(Iterator[int]):
-    """The tokens of one answer, each computed when it is asked for.
+    """The tokens of one answer, each computed when it is asked for, the prompt with the first.
 
-    ``close`` ends it at any time; nothing of the stack is held between two tokens, so that a
-    stream that is simply dropped costs nothing either.
-
-    Attributes:
-        result: What there is so far.
+    ``close`` ends it at any time. Nothing of the stack is held between two tokens, so that a
+    stream that is simply dropped leaves nothing behind either.
     """
 
-    result: Generated
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._tokens = request.tokens()
+
+    @property
+    def result(self) -> Generated:
+        """What there is so far."""
+        return self._request.result
 
     def __next__(self) -> int:
-        raise NotImplementedError
+        return next(self._tokens)
 
     def close(self) -> None:
         """End it: no further token. Idempotent."""
-        raise NotImplementedError
+        self._tokens.close()
 
 
 class Engine:
     """A model that answers prompts, with a stack as its prefix cache. Thread-safe.
 
-    Requests of several threads run one forward call at a time, and each answer is the same as if
+    Requests of several threads make one forward call at a time, and each answer is the same as if
     it were alone. Batch size 1, no padding.
     """
 
@@ -98,23 +80,31 @@ class Engine:
 
         Args:
             model: A causal language model of transformers, in eval mode.
-            stack: From ``compose_for``, or composed by hand with ``engine=transformers``.
+            stack: From ``compose_for``, or composed by hand with ``engine=transformers``,
+                ``engine_version`` and ``model.revision``.
             exact: Keep and restore whole chunks only. False: also the end of a prompt and what was
                 generated: longer hits, and answers that are equal up to rounding.
 
         Raises:
             ConfigError: The stack's pools do not hold what the model's cache holds.
         """
-        raise NotImplementedError
+        check_identity(stack.config)
+        overlay = check_model(model, stack.config)
+        places = find_places(stack.plan.spec, probe(model, stack.page_size), stack.page_size)
+        self.model, self.stack, self.exact = model, stack, exact
+        self._lock = Lock()  # some models change buffers of theirs during a call
+        known = inspect.signature(model.forward).parameters
+        self._arguments = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
+        binding = Binding(model.config, stack, places)
+        self._runner = Runner(stack, binding, self._forward, exact, overlay.stepwise)
 
     def generate(
         self,
-        ids: Sequence[int],
+        ids: Sequence[int] | torch.Tensor,
         sampling: Sampling | None = None,
         *,
         salt: str | None = None,
         extra_key: str | None = None,
-        on_logits: Callable[[Any], None] | None = None,
     ) -> Generated:
         """Answer a prompt.
 
@@ -126,24 +116,55 @@ class Engine:
             sampling: None: 16 tokens, greedy.
             salt: Separates tenants in every tier.
             extra_key: Separates what else changes the cache's bytes, e.g. an adapter.
-            on_logits: Called with the logits ``[vocabulary]`` of every token, before it is chosen.
 
         Raises:
-            ValueError: No ids, or a setting of ``sampling`` out of range.
+            ValueError: There are no ids, or some are out of the vocabulary.
         """
-        raise NotImplementedError
+        stream = self.stream(ids, sampling, salt=salt, extra_key=extra_key)
+        for _ in stream:
+            pass
+        return stream.result
 
     def stream(
         self,
-        ids: Sequence[int],
+        ids: Sequence[int] | torch.Tensor,
         sampling: Sampling | None = None,
         *,
         salt: str | None = None,
         extra_key: str | None = None,
-        on_logits: Callable[[Any], None] | None = None,
     ) -> Stream:
-        """As ``generate``, token by token. The prompt is computed when the first is asked for."""
-        raise NotImplementedError
+        """As ``generate``, token by token."""
+        prompt = [int(token) for token in (ids.tolist() if isinstance(ids, torch.Tensor) else ids)]
+        size = self.model.config.get_text_config().vocab_size
+        if not prompt or not 0 <= min(prompt) <= max(prompt) < size:
+            raise ValueError(f"a prompt is at least one token id from 0 to {size - 1}")
+        name = self.extra_key(extra_key)
+        return Stream(Request(self._runner, prompt, sampling or Sampling(), salt, name))
+
+    def extra_key(self, extra_key: str | None = None) -> str | None:
+        """The extra key of an answer's pages, for calls of the stack itself, e.g. ``explain``.
+
+        Pages whose rounding must agree bear what it depends on, so that no others are found.
+        """
+        if not self.exact:
+            return extra_key
+        attention = self.model.config._attn_implementation
+        parts = [torch.__version__, self.model.device.type, attention, self._runner.interval]
+        return "/".join(map(str, (*parts, *([] if extra_key is None else [extra_key]))))
+
+    def _forward(self, ids: Sequence[int], first: int, cache: Any) -> torch.Tensor:
+        device = self.model.device
+        positions = torch.arange(first, first + len(ids), device=device)[None]
+        with self._lock, torch.inference_mode():
+            output = self.model(
+                input_ids=torch.tensor([list(ids)], device=device),
+                position_ids=positions,
+                cache=cache,
+                use_cache=True,
+                **self._arguments,
+            )
+        logits: torch.Tensor = output.logits[0, -1]
+        return logits
 
 
 def compose_for(
@@ -172,4 +193,63 @@ def compose_for(
             be restored, with the reason.
         BackendError: The storage backend cannot be set up.
     """
-    raise NotImplementedError
+    fixed = [f"engine={NAME}", f"device.name='{model.device}'"]
+    config = load_source_config(source(model), [*fixed, *overrides])
+    config.engine_version = config.engine_version or transformers.__version__
+    check_model(model, config)
+    find_places(resolve(config), probe(model, config.page_size), config.page_size)
+    config.model.revision = config.model.revision or weights_digest(model)
+    check_identity(config)
+    return compose(config, backend=backend, **more)
+
+
+def source(model: Any) -> HfConfig:
+    """What a model says about itself, as its config.json would, with the dtype that it runs in."""
+    data = json.loads(model.config.to_json_string(use_diff=False))
+    dtype = str(model.dtype).removeprefix("torch.")
+    for config in (data, data.get("text_config") or {}):
+        config["dtype"] = dtype
+    name = str(data.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
+    data["_name_or_path"] = name or type(model).__name__
+    return HfConfig(Path("config.json"), json.dumps(data, indent=2), data)
+
+
+def check_model(model: Any, config: StackConfig) -> EngineOverlay:
+    """Refuse what cannot be restored.
+
+    Returns:
+        What the convention says about the model's family.
+
+    Raises:
+        ConfigError: With the reason.
+    """
+    overlay = config.engines.get(NAME) or EngineOverlay()
+    problems = Problems()
+    if overlay.refuse:
+        problems.add("model", f"a prefix of it cannot be restored: {overlay.refuse}")
+    if "dynamic" in json.dumps(model.config.to_dict().get("rope_parameters"), default=str):
+        reason = "its rope_type 'dynamic' depends on what the model has computed before"
+        problems.add("model", reason, "Choose one that depends on positions alone")
+    if model.training:
+        problems.add("model", "the model is in training mode", "Call model.eval()")
+    problems.raise_if_any()
+    return overlay
+
+
+def check_identity(config: StackConfig) -> None:
+    """Refuse names under which others would find these bytes for theirs.
+
+    Raises:
+        ConfigError: The engine, its version or the weights are not named.
+    """
+    problems = Problems()
+    for key, value, wanted in (
+        ("engine", config.engine, NAME),
+        ("engine_version", config.engine_version, transformers.__version__),
+    ):
+        if value != wanted:
+            problems.add(key, f"{key} is '{value}'", f"Set {key}={wanted}")
+    if not config.model.revision:
+        fix = "Name them with model.revision=..., e.g. composer.engines.weights.weights_digest"
+        problems.add("model.revision", "nothing tells these weights from others", fix)
+    problems.raise_if_any()
