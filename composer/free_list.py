@@ -71,7 +71,7 @@ class FreeList:
             self._untake_few(ids)
         else:
             self._untake_many(ids)
-        self._free += self._not_held(ids) if self._held else ids[::-1]
+        self._free.extend(self._not_held(ids) if self._held else ids[::-1])
 
     def hold(self, ids: Sequence[int]) -> None:
         """Keep taken ids, freed meanwhile or not, from being handed out again until ``unhold``."""
