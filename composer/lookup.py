@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from threading import RLock
 from typing import Any
 
@@ -212,12 +213,12 @@ class Lookup:
     def ask_storage(self, prompt: Prompt, here: Sequence[Requirement]) -> dict[str, Bools]:
         """Per index space and page, whether storage holds what is not here, in one call."""
         stored = {need.name: np.zeros(len(need.present), dtype=np.bool_) for need in here}
-        asked = {need.name: np.flatnonzero(~need.present) for need in here}
+        asked = {need.name: ~need.present for need in here}
         transfers = [
             PoolTransfer(
-                space, page_hashes=[prompt.hashes[page] for page in pages], scope=prompt.scope
+                space, page_hashes=list(compress(prompt.hashes, absent)), scope=prompt.scope
             )
-            for space, pages in asked.items()
+            for space, absent in asked.items()
         ]
         results = self._tiers.controller.exists(transfers)
         for result in results:

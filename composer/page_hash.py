@@ -72,11 +72,14 @@ def hash_pages(
     rows = np.empty(num_pages, dtype=[("count", "<u4"), ("ids", "<i8", page_size)])
     rows["count"] = page_size
     rows["ids"] = ids[: num_pages * page_size].reshape(num_pages, page_size)
-    sha256 = hashlib.sha256
+    new = hashlib.sha256().copy  # a copy takes less than looking the algorithm up again
     hashes: list[bytes] = []
     append = hashes.append
     for row in rows.view(f"V{rows.itemsize}").tolist():  # bytes, cut apart in one go
-        parent = sha256(parent + row).digest()
+        digest = new()
+        digest.update(parent)
+        digest.update(row)
+        parent = digest.digest()
         append(parent)
     return hashes
 
