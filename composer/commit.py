@@ -67,9 +67,10 @@ class Commit:
         incomplete = tuple(tokens for tokens, one in made.items() if one is None)
         if incomplete:
             tiers.controller.counters.add("checkpoints_incomplete", len(incomplete))
-        if pages or checkpoints:
+        kept = [one for one in checkpoints if one.holds]  # others are pages alone
+        if pages or kept:
             before = prompt.hashes[: operation.first]
-            self._writer.committed(Batch(prompt.scope, pages, checkpoints, before))
+            self._writer.committed(Batch(prompt.scope, pages, kept, before))
         return Committed(len(pages), len(checkpoints), incomplete)
 
 

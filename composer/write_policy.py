@@ -74,6 +74,13 @@ class WriteBack(WriteThrough):
         return self.held.take_all()
 
 
+class WriteNothing(WriteThrough):
+    """Never, where there is no host tier."""
+
+    def committed(self, _batch: Batch) -> list[Batch]:
+        return []
+
+
 POLICIES = {
     Name.write_through: WriteThrough,
     Name.write_through_selective: WriteSelective,

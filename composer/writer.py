@@ -20,7 +20,7 @@ from composer.schema import PolicyConfig
 from composer.sender import Sender
 from composer.transfer import PoolTransfer
 from composer.units import parse_bytes
-from composer.write_policy import POLICIES
+from composer.write_policy import POLICIES, WriteNothing
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ class Writer:
         clock = tiers.controller.clock
         self.ledger = Ledger(reprove_s, clock)
         self._sender = Sender(tiers, self.ledger, self.write, parse_bytes(policy.max_pending))
-        self._policy = POLICIES[policy.name](tiers.device, policy)
+        has_host = any(space.num_host_slots for space in tiers.plan.spaces.values())
+        chosen = POLICIES[policy.name] if has_host else WriteNothing
+        self._policy = chosen(tiers.device, policy)
         self._losses = Losses(tiers, self.ledger, self._policy.held)
         self._heads = Heads(
             tiers, num_pages=policy.renew_pages, every_s=policy.refresh_s, clock=clock
