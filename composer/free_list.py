@@ -92,16 +92,22 @@ class FreeList:
         Raises:
             InvariantError: An id is out of bounds or free.
         """
-        array = np.asarray(ids, dtype=np.int64)
-        if not array.size:
+        if len(ids) <= _FEW:
+            for one in ids:
+                if not (0 <= one < self.num_slots and self._taken[one]):
+                    raise self._not_taken(one)
             return
-        low, high = int(array.min()), int(array.max())
-        if low < 0 or high >= self.num_slots:
-            wrong = low if low < 0 else high
-            raise InvariantError(f"{self.name}: id {wrong} is outside 0..{self.num_slots - 1}")
-        if not self._taken_array[array].all():
-            wrong = int(array[self._taken_array[array] == 0][0])
-            raise InvariantError(f"{self.name}: id {wrong} is not taken (freed twice?)")
+        array = np.asarray(ids, dtype=np.int64)
+        wrong = array[(array < 0) | (array >= self.num_slots)]
+        if not len(wrong):
+            wrong = array[self._taken_array[array] == 0]
+        if len(wrong):
+            raise self._not_taken(int(wrong[0]))
+
+    def _not_taken(self, one: int) -> InvariantError:
+        is_inside = 0 <= one < self.num_slots
+        what = "not taken (freed twice?)" if is_inside else f"outside 0..{self.num_slots - 1}"
+        return InvariantError(f"{self.name}: id {one} is {what}")
 
     def _not_held(self, ids: Sequence[int]) -> list[int]:
         """Ids in the order of ``free``, less those that are held, which are kept back."""
@@ -128,8 +134,7 @@ class FreeList:
             if not (0 <= one < num_slots and taken[one]):
                 for earlier in ids[:position]:
                     taken[earlier] = 1
-                what = "not taken (freed twice?)" if 0 <= one < num_slots else "out of bounds"
-                raise InvariantError(f"{self.name}: id {one} of {num_slots} is {what}")
+                raise self._not_taken(one)
             taken[one] = 0
 
     def _untake_many(self, ids: Sequence[int]) -> None:

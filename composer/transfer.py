@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from threading import Lock
 from time import perf_counter
 from typing import Any
@@ -286,10 +285,8 @@ def _aligned(device: BufferView, host: BufferView) -> list[tuple[torch.Tensor, t
 
 def _runs(device: Sequence[int], host: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """First device slot, first host slot and length of stretches adjacent in both tiers."""
-    first, second = np.asarray(device, dtype=np.int64), np.asarray(host, dtype=np.int64)
-    if not len(first):
-        return
-    breaks = (np.diff(first) != 1) | (np.diff(second) != 1)
-    starts = np.concatenate(([0], np.flatnonzero(breaks) + 1, [len(first)])).tolist()
-    for start, end in pairwise(starts):
-        yield int(first[start]), int(second[start]), end - start
+    start, count = 0, len(device)
+    for at in range(1, count + 1):
+        if at == count or device[at] != device[at - 1] + 1 or host[at] != host[at - 1] + 1:
+            yield device[start], host[start], at - start
+            start = at
