@@ -159,7 +159,7 @@ JOBS: Registry[Any] = Registry(  # modules, with Params and run(config, params)
     {
         **{
             name: f"composer.jobs.{name}:"
-            for name in ("plan", "replay", "bench", "store", "explain")
+            for name in ("plan", "replay", "simulate", "bench", "store", "explain")
         },
         "import": "composer.jobs.import_:",
     },
