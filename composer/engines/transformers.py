@@ -19,14 +19,16 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import torch
 import transformers
+from omegaconf import DictConfig
 
-from composer.config import load_source_config
+from composer.config import load_source_config, to_stack_config
 from composer.engines.sampling import Sampling
 from composer.engines.transformers_binding import Binding
 from composer.engines.transformers_cache import find_places, probe
@@ -42,6 +44,10 @@ from composer.storage import StorageBackend
 __all__ = ["Engine", "Generated", "Sampling", "Stream", "compose_for"]
 
 NAME = "transformers"
+OF_MODEL = (  # what a config says of the model; the rest are settings
+    "model", "config", "anchor", "num_layers", "num_draft_layers", "dims", "dtypes", "pools",
+    "engines", "check",
+)  # fmt: skip
 
 
 class Stream(Iterator[int]):
@@ -169,7 +175,7 @@ class Engine:
 
 def compose_for(
     model: Any,
-    overrides: Sequence[str] = (),
+    settings: Sequence[str] | DictConfig | StackConfig = (),
     *,
     backend: StorageBackend | None = None,
     **more: Any,
@@ -180,11 +186,13 @@ def compose_for(
     convention ``transformers`` lays them out, and are checked against the cache of a probe call:
     every tensor that the cache holds must be claimed with its shape and dtype. The namespace holds
     the version of transformers and a digest of the config and all weights; ``model.revision=...``
-    among the overrides stands for that digest, and saves reading the weights.
+    among the settings stands for that digest, and saves reading the weights.
 
     Args:
         model: A causal language model of transformers, in eval mode.
-        overrides: In Hydra's grammar, e.g. ``["backend=file", "page_size=16"]``.
+        settings: Overrides in Hydra's grammar, e.g. ``["backend=file", "page_size=16"]``; or a
+            config, e.g. the part of a host's own that holds a stack: whatever preset it is of, its
+            pools give way to this model's.
         backend: A backend of the caller's own, in place of the configured one.
         more: Further arguments of ``composer.compose``, by name.
 
@@ -193,14 +201,27 @@ def compose_for(
             be restored, with the reason.
         BackendError: The storage backend cannot be set up.
     """
-    fixed = [f"engine={NAME}", f"device.name='{model.device}'"]
-    config = load_source_config(source(model), [*fixed, *overrides])
+    config = _config(model, settings)
     config.engine_version = config.engine_version or transformers.__version__
     check_model(model, config)
     find_places(resolve(config), probe(model, config.page_size), config.page_size)
     config.model.revision = config.model.revision or weights_digest(model)
     check_identity(config)
     return compose(config, backend=backend, **more)
+
+
+def _config(model: Any, settings: Sequence[str] | DictConfig | StackConfig) -> StackConfig:
+    fixed = [f"engine={NAME}", f"device.name='{model.device}'"]
+    if not isinstance(settings, DictConfig | StackConfig):
+        return load_source_config(source(model), [*fixed, *settings])
+    given, found = to_stack_config(settings), load_source_config(source(model), fixed)
+    found.model.revision = given.model.revision
+    return replace(
+        given,
+        engine=NAME,
+        device=replace(given.device, name=found.device.name),
+        **{name: getattr(found, name) for name in OF_MODEL},
+    )
 
 
 def source(model: Any) -> HfConfig:
