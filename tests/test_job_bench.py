@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from composer.errors import BackendError
-from composer.jobs.bench import ROWS
-from composer.jobs.bench_frame import GB_PER_S, MS, Case, Target, measure
+from composer.jobs.bench.frame import GB_PER_S, MS, Case, Target, measure
+from composer.jobs.bench.job import ROWS
 from composer.registry import BACKENDS
 
 TINY = (
@@ -65,7 +65,7 @@ def test_storage_is_measured_with_both_ways_to_verify(bench):
 
 
 def test_storage_is_skipped_with_a_reason_where_there_is_no_library(bench, monkeypatch):
-    monkeypatch.setattr("composer.jobs.bench_storage.LIBRARY", "no_such_library")
+    monkeypatch.setattr("composer.jobs.bench.storage.LIBRARY", "no_such_library")
     data, printed = bench("job.rows=[storage]")
     assert data["rows"] == []
     assert data["skipped"] == {"storage": "the Mooncake library is not installed"}
@@ -77,7 +77,7 @@ def test_a_store_that_fails_costs_its_own_row_and_exit_code_1(kvpool, monkeypatc
         raise BackendError("nobody listens")
 
     monkeypatch.setattr(BACKENDS, "build", refuse)
-    monkeypatch.setattr("composer.jobs.bench_storage.LIBRARY", "json")  # one that there is
+    monkeypatch.setattr("composer.jobs.bench.storage.LIBRARY", "json")  # one that there is
     ended = kvpool(*TINY, "job.rows=[storage,boundary]", "json=bench.json")
     data = json.loads(Path("bench.json").read_text())
     assert ended.code == 1

@@ -11,8 +11,8 @@ import torch
 from composer.config_overlay import layout_presets
 from composer.device_pools import DevicePoolGroup
 from composer.group import HostPoolGroup
-from composer.jobs.bench_frame import GB_PER_S, Case, Cases, Target
-from composer.jobs.bench_parts import sized_plan, with_axes
+from composer.jobs.bench.frame import GB_PER_S, Case, Cases, Target
+from composer.jobs.bench.parts import sized_plan, with_axes
 from composer.resolve import resolve
 from composer.schema import StackConfig
 from composer.spec import ModelSpec

@@ -1,4 +1,4 @@
-"""``job=bench``: what copies, storage, lookups and our own Python cost, each beside a reference."""
+"""Measures the chosen rows, shows them, and compares them with an earlier run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 
 from composer.errors import BackendError, Problems
 from composer.jobs import JobResult
-from composer.jobs.bench_copies import copies
-from composer.jobs.bench_frame import Cases, Measured, measure
-from composer.jobs.bench_python import boundary, configuration, free_list, match, objects
-from composer.jobs.bench_storage import skip_reason, storage
+from composer.jobs.bench.copies import copies
+from composer.jobs.bench.frame import Cases, Measured, measure
+from composer.jobs.bench.python import boundary, configuration, free_list, match, objects
+from composer.jobs.bench.storage import skip_reason, storage
 from composer.jobs.progress import Progress
 from composer.jobs.tables import make_console, make_table
 from composer.schema import CliConfig, StackConfig

@@ -12,8 +12,8 @@ import numpy as np
 
 from composer.arena import TRAILER_BYTES
 from composer.errors import BackendError
-from composer.jobs.bench_frame import GB_PER_S, Case, Cases, Target
-from composer.jobs.bench_parts import make_controller, page_hashes, sized_plan
+from composer.jobs.bench.frame import GB_PER_S, Case, Cases, Target
+from composer.jobs.bench.parts import make_controller, page_hashes, sized_plan
 from composer.objects import ArenaObjects
 from composer.registry import BACKENDS
 from composer.schema import PoolHitPolicy, StackConfig, Unit, Verify

@@ -17,8 +17,8 @@ from composer.config_loader import Composition, Request
 from composer.config_overlay import layout_presets
 from composer.controller import HybridCacheController
 from composer.free_list import FreeList
-from composer.jobs.bench_frame import MS, US, US_PER_PAGE, Case, Cases, Target
-from composer.jobs.bench_parts import (
+from composer.jobs.bench.frame import MS, US, US_PER_PAGE, Case, Cases, Target
+from composer.jobs.bench.parts import (
     NullBackend,
     make_controller,
     page_hashes,
