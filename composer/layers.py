@@ -178,13 +178,14 @@ def _pattern(selector: Mapping[str, object], scope: LayerScope) -> tuple[int, ..
         raise ConfigError.of(
             "", f"field '{name}' has {len(kinds)} entries for {scope.num_layers} layers"
         )
-    wanted = str(value) if isinstance(kinds, str) else value
-    chosen = tuple(i for i, kind in enumerate(kinds[: scope.num_layers]) if kind == wanted)
+    values = value if isinstance(value, list) else [value]  # several words for the same layers
+    wanted = [str(each) for each in values] if isinstance(kinds, str) else values
+    chosen = tuple(i for i, kind in enumerate(kinds[: scope.num_layers]) if kind in wanted)
     if not chosen:
         known = sorted({str(kind) for kind in kinds})
-        raise ConfigError.of(
-            "", f"no entry of field '{name}' is {value!r}", did_you_mean(str(value), known)
-        )
+        said = " or ".join(map(repr, values))
+        fix = did_you_mean(str(values[0]), known)
+        raise ConfigError.of("", f"no entry of field '{name}' is {said}", fix)
     return chosen
 
 

@@ -16,6 +16,11 @@ from tests.model_configs import CONF, PRESETS, composed, stack_config
 
 # Fields that no preset's config has, and where they come from.
 ELSEWHERE = {
+    "dtype": "transformers 5.24, PreTrainedConfig.to_dict",
+    "layer_types": "transformers 5.24, KimiLinearConfig",
+    "linear_conv_kernel_dim": "transformers 5.24, KimiLinearConfig and Glm5NextTextConfig",
+    "linear_head_dim": "transformers 5.24, KimiLinearConfig and Glm5NextTextConfig",
+    "linear_num_heads": "transformers 5.24, KimiLinearConfig and Glm5NextTextConfig",
     "attention_head_dim": "the first config.json of nvidia/Nemotron-H-56B-Base-8K",
     "index_topk_pattern": "SGLang 0.5.23, dsa_layer_skips_topk",
     "mamba_ssm_dtype": "SGLang 0.5.23, mamba2_state_dtype",
