@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from composer.errors import BackendError
-from composer.jobs.bench.frame import GB_PER_S, MS, Case, Target, measure
+from composer.jobs.bench.frame import GB_PER_S, MS, OBJECTS, Case, Count, Target
 from composer.jobs.bench.job import ROWS
 from composer.registry import BACKENDS
 
@@ -39,8 +39,9 @@ def check_figures(rows):
         for key in ("ours", "reference", "best", "best_reference", "ratio"):
             assert isfinite(row[key]), (row["name"], key)
             assert row[key] > 0, (row["name"], key)
-        has_target = row["target_ratio"] is not None or row["target_figure"] is not None
-        assert (row["met"] is not None) == has_target
+        low, high = row["ratio_range"]
+        assert 0 < low <= row["ratio"] <= high
+        assert (row["met"] is not None) == (row["target"] is not None)
 
 
 @pytest.mark.parametrize("name", sorted(ROWS.keys() - {"storage"}))
@@ -58,9 +59,10 @@ def test_storage_is_measured_with_both_ways_to_verify(bench):
     data, _ = bench("job.rows=[storage]")
     check_figures(data["rows"])
     assert {row["name"] for row in data["rows"]} == {
-        f"{call} {verify}"
+        f"{call} {verify} ({way})"
         for call in ("write_storage", "prefetch")
         for verify in ("identity", "checksum")
+        for way in ("local, page_envelope", "local, layer_first", "TCP, page_envelope")
     }
 
 
@@ -88,7 +90,7 @@ def test_a_store_that_fails_costs_its_own_row_and_exit_code_1(kvpool, monkeypatc
 
 @pytest.mark.parametrize("model", ["qwen3_next_80b", "gemma3_27b", "mamba2_2_7b"])
 def test_models_with_heads_windows_and_states_are_measured_too(bench, model):
-    data, _ = bench(f"model={model}", "job.rows=[copies,objects,match]", "job.pages=1")
+    data, _ = bench(f"model={model}", "job.rows=[copies,objects,match,restore]", "job.pages=1")
     check_figures(data["rows"])
     copied = {row["name"] for row in data["rows"] if row["row"] == "copies"}
     assert copied == {f"{way} {layout}" for way in ("backup", "load_back") for layout in LAYOUTS}
@@ -111,24 +113,42 @@ def test_what_cannot_be_measured_is_one_message(kvpool, setting, message):
     assert message in ended.err
 
 
+def make_case(**more):
+    return Case(name="name", size="size", unit=MS, reference_name="", **more)
+
+
 def test_both_sides_are_called_in_turns_and_the_first_changes():
     calls: list[str] = []
-
-    def case(**more):
-        return Case(
-            "name",
-            "size",
-            MS,
-            lambda: calls.append("ours"),
-            lambda: calls.append("theirs"),
-            "",
-            **more,
-        )
-
-    measure(case(before=lambda: calls.append("before")), rounds=2)
+    case = make_case(
+        ours=lambda: calls.append("ours"),
+        reference=lambda: calls.append("theirs"),
+        before=lambda: calls.append("before"),
+    )
+    case.measure(rounds=2)
     rounds = [name for name in calls if name != "before"]
     assert rounds == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]  # warm-up, two rounds
     assert calls.count("before") == len(rounds)
+
+
+def test_what_takes_long_is_called_as_often_as_it_says():
+    calls: list[str] = []
+    case = make_case(
+        ours=lambda: calls.append("ours"),
+        reference=lambda: calls.append("theirs"),
+        before=lambda: None,
+        most_rounds=1,
+    )
+    case.measure(rounds=9)
+    assert sorted(calls) == ["ours", "theirs"]
+
+
+def test_a_count_is_no_measurement():
+    count = Count(
+        name="", size="", unit=OBJECTS, reference_name="", ours=2, reference=3, target=Target(0.5)
+    )
+    measured = count.measure(rounds=9)
+    assert (measured.ours, measured.reference, measured.ratio) == (2, 3, 1.5)
+    assert measured.met
 
 
 def test_a_rate_grows_with_speed_and_a_time_shrinks():
@@ -148,3 +168,73 @@ def test_a_rate_grows_with_speed_and_a_time_shrinks():
 )
 def test_a_target_is_met_where_all_it_asks_for_is(target, ratio, figure, met):
     assert target.is_met(ratio, figure) is met
+
+
+def test_a_page_of_all_pools_is_one_object(bench):
+    data, _ = bench("job.rows=[stored]")
+    told = {row["size"]: (row["ours"], row["reference"]) for row in data["rows"]}
+    assert told["page 64"] == (15_625, 31_250)
+
+
+class TestBaseline:
+    ROWS = ("job.rows=[boundary,stored]",)
+
+    @pytest.fixture
+    def earlier(self, bench, tmp_path):
+        """Writes the result of a run, changed, as the baseline of a later one; returns its path."""
+        data, _ = bench(*self.ROWS)
+        Path("bench.json").unlink()
+
+        def write(**changes):
+            path = tmp_path / "earlier.json"
+            path.write_text(json.dumps({**data, **changes}))
+            return path, data["rows"]
+
+        return write
+
+    def test_ratios_are_compared_and_what_is_worse_is_told(self, bench, earlier):
+        _, rows = earlier()
+        faster, slower = (
+            {**row, "ratio": row["ratio"] * by}
+            for row, by in zip(rows[:2], (100, 0.01), strict=True)
+        )
+        for one in (faster, slower):
+            one["ratio_range"] = [one["ratio"] / 2, one["ratio"] * 2]
+        path, _ = earlier(rows=[faster, slower, *rows[2:-1]])
+        data, printed = bench(*self.ROWS, f"job.baseline={path}")
+        verdicts = [one["verdict"] for one in data["changes"]]
+        assert verdicts[:2] == ["worse", "better"]
+        assert len(data["changes"]) == len(rows) - 1  # the last one is new
+        assert data["changes"][-1] == {
+            **{key: rows[-2][key] for key in ("row", "name", "size", "ratio")},
+            "ratio_before": 2.0, "change": 0.0, "verdict": "",
+        }  # fmt: skip
+        worse = verdicts.count("worse")
+        assert f"worse beyond the scatter of the rounds: {worse} of {len(verdicts)}" in printed
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"rows": [{"hits": 3}]}, "earlier.json' is no result of this job"),
+            ({"rows": None}, "earlier.json' is no result of this job"),
+            ({"model": "another"}, "earlier.json' is of model another, not deepseek-ai"),
+            ({"page_size": 128}, "earlier.json' is of page_size 128, not 64"),
+        ],
+    )
+    def test_a_foreign_file_is_refused_before_anything_is_measured(
+        self, kvpool, earlier, changes, message
+    ):
+        path, _ = earlier(**changes)
+        ended = kvpool(*TINY, *self.ROWS, f"job.baseline={path}")
+        assert (ended.code, ended.out) == (2, "")
+        assert "job.baseline: " in ended.err
+        assert message in ended.err
+
+    def test_a_missing_file_and_one_without_json_are_named(self, kvpool, tmp_path):
+        broken = tmp_path / "broken.json"
+        broken.write_text("{")
+        for path in (tmp_path / "none.json", broken):
+            ended = kvpool(*TINY, *self.ROWS, f"job.baseline={path}")
+            assert (ended.code, ended.out) == (2, "")
+            assert f"job.baseline: cannot read '{path}'" in ended.err
+            assert "Name what json=FILE of a job=bench has written" in ended.err

@@ -4,70 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from composer.errors import BackendError, Problems
 from composer.jobs import JobResult
+from composer.jobs.bench.baseline import compare, read_baseline
 from composer.jobs.bench.copies import copies
-from composer.jobs.bench.frame import Cases, Measured, measure
+from composer.jobs.bench.frame import Cases, Measured
+from composer.jobs.bench.params import Params
+from composer.jobs.bench.plans import stored_objects
 from composer.jobs.bench.python import boundary, configuration, free_list, match, objects
+from composer.jobs.bench.report import show, show_changes
+from composer.jobs.bench.restore import restore
+from composer.jobs.bench.simulate import simulation
 from composer.jobs.bench.storage import skip_reason, storage
 from composer.jobs.progress import Progress
-from composer.jobs.tables import make_console, make_table
-from composer.schema import CliConfig, StackConfig
-from composer.units import parse_bytes
-
-_COLUMNS = (
-    "row", "what", "size", ">ours", ">best", ">reference", "unit", "reference is", ">ratio",
-    "target", "",
-)  # fmt: skip
-
-
-@dataclass
-class Params:
-    """What is measured, and how thoroughly.
-
-    Attributes:
-        rows: Names of the rows; None: all.
-        rounds: Measurements of each side; the median counts.
-        pages: Pages copied between the tiers at once, at most.
-        python_pages: Pages of the rows that move no bytes.
-        prompt_tokens: Length of the prompt that is matched.
-        storage_batch: What one call to the store moves.
-        threads: Threads of torch's copies: with more than one, a busy machine shows how long the
-            others are waited for. None: as many as torch takes by itself.
-    """
-
-    rows: list[str] | None = None
-    rounds: int = 9
-    pages: int = 32
-    python_pages: int = 4096
-    prompt_tokens: int = 131_072
-    storage_batch: str = "128MiB"
-    threads: int | None = 1
+from composer.schema import CliConfig
 
 
 @dataclass(frozen=True)
 class Row:
-    """Some cases, made for a size from the params unless there is a reason not to."""
+    """Some cases, made unless there is a reason not to."""
 
-    cases: Callable[[StackConfig, int], Cases]
-    size: Callable[[Params], int]
+    cases: Callable[[CliConfig, Params], Cases]
     skip_reason: Callable[[], str | None] = lambda: None
 
 
 ROWS = {
-    "copies": Row(copies, lambda params: params.pages),
-    "objects": Row(objects, lambda params: params.python_pages),
-    "boundary": Row(boundary, lambda params: params.python_pages),
-    "free_list": Row(free_list, lambda params: params.python_pages),
-    "match": Row(match, lambda params: params.prompt_tokens),
-    "storage": Row(storage, lambda params: parse_bytes(params.storage_batch), skip_reason),
-    "config": Row(configuration, lambda _: 1),
+    "copies": Row(copies),
+    "objects": Row(objects),
+    "boundary": Row(boundary),
+    "free_list": Row(free_list),
+    "match": Row(match),
+    "restore": Row(restore),
+    "storage": Row(storage, skip_reason),
+    "stored": Row(stored_objects),
+    "simulate": Row(simulation),
+    "config": Row(configuration),
 }
+
+
+@dataclass
+class _Rows:
+    """What became of the rows, by name."""
+
+    measured: dict[str, list[Measured]] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 def run(config: CliConfig, params: Params) -> JobResult:
@@ -76,49 +63,53 @@ def run(config: CliConfig, params: Params) -> JobResult:
     A missed target is reported and is no failure; a store that does not do its work is one.
 
     Raises:
-        ConfigError: A row is unknown, or a size is less than one.
+        ConfigError: A row is unknown, a size is less than one, or the baseline is no bench's.
     """
     _check(params)
-    names = list(ROWS) if params.rows is None else list(dict.fromkeys(params.rows))
-    measured: dict[str, list[Measured]] = {}
-    skipped: dict[str, str] = {}
-    failed: dict[str, str] = {}
-    with _threads(params.threads), Progress("bench", len(names)) as progress:
-        for name in names:
-            reason = ROWS[name].skip_reason()
-            if reason is not None:
-                skipped[name] = reason
-            else:
-                try:
-                    measured[name] = _measured(ROWS[name], config, params)
-                except BackendError as error:  # the other rows' figures are not lost
-                    failed[name] = str(error)
-            progress.advance(name)
+    facts = {"model": config.model.name, "page_size": config.page_size}
+    baseline = params.baseline and read_baseline(Path(params.baseline), facts)
+    rows = _Rows()
+    with _threads(params.threads):
+        _measure(config, params, rows)
         num_threads = torch.get_num_threads()
     title = (
         f"{config.model.name}: medians of {params.rounds} rounds on {num_threads} threads; "
         "ratio is the speed relative to the reference"
     )
-    reasons = {name: f"skipped, {reason}" for name, reason in skipped.items()}
-    reasons |= {name: f"FAILED, {reason}" for name, reason in failed.items()}
-    _show(title, measured, reasons)
-    return JobResult(
-        {
-            "model": config.model.name,
-            "page_size": config.page_size,
-            "rounds": params.rounds,
-            "torch_threads": num_threads,
-            "rows": [{"row": name, **one.data()} for name in measured for one in measured[name]],
-            "skipped": skipped,
-            "failed": failed,
-        },
-        ok=not failed,
-    )
+    reasons = {name: f"skipped, {reason}" for name, reason in rows.skipped.items()}
+    reasons |= {name: f"FAILED, {reason}" for name, reason in rows.failed.items()}
+    show(title, rows.measured, reasons)
+    data: dict[str, Any] = {
+        **facts,
+        "rounds": params.rounds,
+        "torch_threads": num_threads,
+        "rows": [
+            {"row": name, **one.data()} for name, ones in rows.measured.items() for one in ones
+        ],
+        "skipped": rows.skipped,
+        "failed": rows.failed,
+    }
+    if baseline:
+        changes = compare(baseline, data["rows"])
+        show_changes(str(params.baseline), changes)
+        data["changes"] = [one.data() for one in changes]
+    return JobResult(data, ok=not rows.failed)
 
 
-def _measured(row: Row, config: StackConfig, params: Params) -> list[Measured]:
-    with closing(row.cases(config, row.size(params))) as cases:
-        return [measure(case, params.rounds) for case in cases]
+def _measure(config: CliConfig, params: Params, rows: _Rows) -> None:
+    names = list(ROWS) if params.rows is None else list(dict.fromkeys(params.rows))
+    with Progress("bench", len(names)) as progress:
+        for name in names:
+            reason = ROWS[name].skip_reason()
+            if reason is not None:
+                rows.skipped[name] = reason
+            else:
+                try:
+                    with closing(ROWS[name].cases(config, params)) as cases:
+                        rows.measured[name] = [case.measure(params.rounds) for case in cases]
+                except BackendError as error:  # the other rows' figures are not lost
+                    rows.failed[name] = str(error)
+            progress.advance(name)
 
 
 def _check(params: Params) -> None:
@@ -127,15 +118,9 @@ def _check(params: Params) -> None:
     for name in params.rows or ():
         if name not in ROWS:
             problems.add("job.rows", f"there is no row '{name}'", known)
-    for key in ("rounds", "pages", "python_pages", "prompt_tokens", "threads"):
-        if (value := getattr(params, key)) is not None and value < 1:
-            problems.add(f"job.{key}", f"{value} is less than one")
-    try:
-        parse_bytes(params.storage_batch)
-    except ValueError as error:
-        problems.add("job.storage_batch", str(error))
     if params.rows is not None and not params.rows:
         problems.add("job.rows", "names nothing to measure", known)
+    params.check(problems)
     problems.raise_if_any()
 
 
@@ -147,25 +132,3 @@ def _threads(number: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _show(title: str, measured: dict[str, list[Measured]], reasons: dict[str, str]) -> None:
-    console = make_console()
-    console.print(title, soft_wrap=True)
-    rows = [_line(name, one) for name in measured for one in measured[name]]
-    console.print(make_table("", _COLUMNS, rows))
-    for name, reason in reasons.items():
-        console.print(f"{name}: {reason}", soft_wrap=True)
-    targets = [one.met for ones in measured.values() for one in ones if one.met is not None]
-    console.print(f"targets met: {sum(targets)} of {len(targets)}")
-
-
-def _line(name: str, one: Measured) -> tuple[Any, ...]:
-    case = one.case
-    verdict = {True: "met", False: "MISSED", None: ""}[one.met]
-    return (
-        name, case.name, case.size,
-        f"{one.ours:.3g}", f"{one.best:.3g}", f"{one.reference:.3g}",
-        case.unit.name, case.reference_name, f"{one.ratio:.2f}",
-        case.target.text(case.unit) if case.target else None, verdict,
-    )  # fmt: skip

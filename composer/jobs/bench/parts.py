@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from composer.controller import HybridCacheController
 from composer.device_pools import DevicePoolGroup
@@ -18,6 +21,7 @@ from composer.schema import DeviceConfig, HostConfig, StackConfig, Verify
 from composer.spec import ModelSpec, PoolSpec
 from composer.storage import PageObjects, StorageBackend
 
+MOST_BYTES = 512 * 2**20  # of one tier: a page or state of some models is large
 _BOUNDLESS = "1024TiB"  # a bench sets the slots itself
 
 
@@ -129,3 +133,38 @@ def page_hashes(count: int, seed: int = 0) -> list[bytes]:
     """Hashes of pages that nobody has."""
     digits: Any = np.random.default_rng(seed).bytes(32 * count)
     return [digits[start : start + 32] for start in range(0, len(digits), 32)]
+
+
+def most_pages(spec: ModelSpec, pages: int) -> int:
+    """``pages``, or as many as fit into the memory that a bench takes for a tier."""
+    return max(1, min(pages, MOST_BYTES // max(sum(pool.page_bytes for pool in spec.pools), 1)))
+
+
+def memcpy(
+    num_bytes: int, tier_bytes: int, device: torch.device, *, to_host: bool
+) -> Callable[[], None]:
+    """Copies stretches of ``num_bytes`` between two tiers of ``tier_bytes``, one after another."""
+    is_cuda = device.type == "cuda"
+    near = torch.ones(tier_bytes, dtype=torch.uint8, device=device)
+    far = torch.ones(tier_bytes, dtype=torch.uint8, pin_memory=is_cuda)
+    source, target = (near, far) if to_host else (far, near)
+    stretches = cycle(range(0, tier_bytes - num_bytes + 1, num_bytes))
+
+    def copy() -> None:
+        at = next(stretches)
+        target[at : at + num_bytes].copy_(source[at : at + num_bytes], non_blocking=True)
+        if is_cuda:
+            torch.cuda.synchronize(device)
+
+    return copy
+
+
+def hashing_alone(tokens: npt.NDArray[np.int64], page_size: int) -> Callable[[], None]:
+    """SHA-256 of each page's tokens, and nothing else."""
+    data, step = tokens.tobytes(), page_size * tokens.itemsize
+
+    def call() -> None:
+        for start in range(0, len(data) - step + 1, step):
+            hashlib.sha256(data[start : start + step]).digest()
+
+    return call

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from composer.boundary import Requirement, longest, restorable_lengths
@@ -18,8 +16,10 @@ from composer.config_overlay import layout_presets
 from composer.controller import HybridCacheController
 from composer.free_list import FreeList
 from composer.jobs.bench.frame import MS, US, US_PER_PAGE, Case, Cases, Target
+from composer.jobs.bench.params import Params, three_sizes
 from composer.jobs.bench.parts import (
     NullBackend,
+    hashing_alone,
     make_controller,
     page_hashes,
     sized_plan,
@@ -32,26 +32,19 @@ from composer.schema import StackConfig, Verify
 from composer.stack import Stack
 from composer.transfer import PoolTransfer
 
-_RECORD: Mapping[str, float | None] = {
-    "put": 0.6,
-    "get": 0.6,
-    "exists": 0.2,
-}  # us per page, one run per page
-_RUNS: Mapping[str, float | None] = {
-    "put": 6.0,
-    "get": None,
-    "exists": 0.2,
-}  # a run per layer and buffer
-_TARGETS = {"page_envelope": _RECORD, "layer_first": _RUNS}
+_TARGETS: Mapping[str, Mapping[str, float | None]] = {  # us per page
+    "page_envelope": {"put": 0.6, "get": 0.6, "exists": 0.2},  # one run per page
+    "layer_first": {"put": 6.0, "get": None, "exists": 0.2},  # one per layer and buffer
+}
 WINDOW_PAGES = 64
 
 
-def objects(config: StackConfig, pages: int) -> Cases:
+def objects(config: StackConfig, params: Params) -> Cases:
     """Cost per page of put, get and exists on a store that answers at once."""
     tiny = with_tiny_rows(resolve(config))
     for layout, targets in _TARGETS.items():
         spec = with_axes(tiny, layout_presets()[layout])
-        for count in sorted({max(1, pages // 16), pages}):
+        for count in three_sizes(params.python_pages):
             plan = sized_plan(config, spec, count, 1)
             with ThreadPoolExecutor(1) as executor:
                 for name, call in _object_calls(plan, executor).items():
@@ -102,9 +95,9 @@ def _keys_alone(count: int) -> Callable[[], object]:
     return lambda: ["namespace/scope/object/shard/" + page_hash.hex() for page_hash in hashes]
 
 
-def boundary(_config: StackConfig, pages: int) -> Cases:
+def boundary(_config: StackConfig, params: Params) -> Cases:
     """The longest restorable length, of full attention beside a window."""
-    for count in sorted({max(1, pages // 16), max(1, pages // 4), pages}):
+    for count in three_sizes(params.python_pages):
         held = np.random.default_rng(0).random(count) > 0.02
         needs = [
             Requirement("all", np.ones(count, dtype=np.bool_), None),
@@ -125,9 +118,9 @@ def _longest(needs: Sequence[Requirement], num_pages: int) -> int:
     return longest(restorable_lengths(needs, num_pages))
 
 
-def free_list(_config: StackConfig, pages: int) -> Cases:
+def free_list(_config: StackConfig, params: Params) -> Cases:
     """One id taken and given back, again and again."""
-    for count in sorted({max(1, pages // 16), pages}):
+    for count in three_sizes(params.python_pages):
         ids = FreeList("bench", count)
         ids.allocate(count // 2)
         yield Case(
@@ -154,14 +147,14 @@ def _pop_and_append(ids: list[int], count: int) -> None:
         ids.append(ids.pop())
 
 
-def match(config: StackConfig, num_tokens: int) -> Cases:
+def match(config: StackConfig, params: Params) -> Cases:
     """A prompt looked up, hashing included, whose pages are all in storage."""
     spec = with_tiny_rows(resolve(config))
     plan = sized_plan(config, spec, 1, 1)
     knows_all = NullBackend(knows_all=True)
     with ThreadPoolExecutor(1) as executor:
         stack = Stack(config, plan, make_controller(plan, knows_all, executor, Verify.identity))
-        for count in sorted({num_tokens // 16, num_tokens // 4, num_tokens}):
+        for count in three_sizes(params.prompt_tokens):
             array = np.random.default_rng(0).integers(0, 150_000, count)
             forms = {"array": array, "tensor": torch.from_numpy(array), "list": array.tolist()}
             for form, tokens in forms.items():
@@ -170,23 +163,13 @@ def match(config: StackConfig, num_tokens: int) -> Cases:
                     size=f"{count} tokens, page {plan.page_size}",
                     unit=MS,
                     ours=partial(stack.match, tokens),
-                    reference=_hashing_alone(array, plan.page_size),
+                    reference=hashing_alone(array, plan.page_size),
                     reference_name="hashing",
                     target=Target(figure=6.0 if form == "list" else 3.0),
                 )
 
 
-def _hashing_alone(tokens: npt.NDArray[np.int64], page_size: int) -> Callable[[], object]:
-    data, step = tokens.tobytes(), page_size * tokens.itemsize
-
-    def call() -> None:
-        for start in range(0, len(data) - step + 1, step):
-            hashlib.sha256(data[start : start + step]).digest()
-
-    return call
-
-
-def configuration(_config: StackConfig, _pages: int) -> Cases:
+def configuration(_config: StackConfig, _params: Params) -> Cases:
     """The default preset read and planned, against Hydra's composing alone."""
 
     def ours() -> StackPlan:

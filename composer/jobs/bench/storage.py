@@ -1,18 +1,26 @@
-"""Storage through all of our layers, against the raw client making the same calls."""
+"""Storage through all of our layers, against the raw client making the same calls.
+
+Ours are production's: bounded in time, each on a thread that can be left behind. The raw client's
+run in the caller's thread, and nothing would end them.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from composer.arena import TRAILER_BYTES
+from composer.config_overlay import layout_presets
 from composer.errors import BackendError
 from composer.jobs.bench.frame import GB_PER_S, Case, Cases, Target
+from composer.jobs.bench.params import Params
 from composer.jobs.bench.parts import make_controller, page_hashes, sized_plan
 from composer.objects import ArenaObjects
 from composer.registry import BACKENDS
@@ -22,9 +30,37 @@ from composer.storage import PageObjects
 from composer.transfer import PoolTransfer
 
 LIBRARY = "mooncake"
-_TARGETS = {Verify.identity: 0.95, Verify.checksum: 0.6}
-_SMALL, _SMALL_TARGET = 2**20, 0.8  # of identity, for objects below 1 MiB
-_POOL = "probe"
+OBJECT_BYTES = (64 * 2**10, 2**20, 4 * 2**20)
+_SMALL, _SMALL_TARGET = 2**20, Target(ratio=0.8)  # of identity, for objects below 1 MiB
+_POOL, _NUM_LAYERS = "probe", 61
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to a store.
+
+    Attributes:
+        segment_in: Whose memory holds the objects: ``self``, or ``holder``, which is over TCP.
+        checksum: What share of the raw client's speed there should be with checksums.
+        share: Which share of a batch one call moves.
+    """
+
+    segment_in: str
+    layout: str
+    checksum: float
+    share: float = 1.0
+
+    @property
+    def name(self) -> str:
+        place = "local" if self.segment_in == "self" else "TCP"
+        return f"{place}, {self.layout}"
+
+
+WAYS = (
+    Way("self", "page_envelope", checksum=0.6),
+    Way("self", "layer_first", checksum=0.45),
+    Way("holder", "page_envelope", checksum=0.9, share=0.25),
+)
 
 
 def skip_reason() -> str | None:
@@ -34,17 +70,32 @@ def skip_reason() -> str | None:
     return None
 
 
-def storage(config: StackConfig, batch_bytes: int) -> Cases:
-    """Objects of three sizes written and read, with both ways to verify."""
-    settings = {"segment": f"{max(4 * batch_bytes, 256 * 2**20)}", "segment_in": "self"}
-    with (
-        closing(BACKENDS.build(LIBRARY, settings)) as backend,
-        ThreadPoolExecutor(1) as executor,
-    ):
-        for object_bytes in (64 * 2**10, 2**20, 4 * 2**20):
-            for verify in Verify:
-                sized = _Sized(config, backend, executor, object_bytes, batch_bytes, verify)
-                yield from sized.cases()
+def storage(config: StackConfig, params: Params) -> Cases:
+    """Objects of three sizes written and read, in our memory and over TCP, verified in both ways.
+
+    Raises:
+        BackendError: The store does not start, or does not do its work.
+    """
+    for way in WAYS:
+        batch_bytes = max(1, round(params.storage_batch_bytes * way.share))
+        with _opened(way, batch_bytes) as backend, ThreadPoolExecutor(1) as executor:
+            for object_bytes in OBJECT_BYTES:
+                for verify in Verify:
+                    spec = _one_pool(object_bytes, way.layout)
+                    count = max(1, batch_bytes // object_bytes)
+                    sized = _Sized(config, spec, count, backend, executor, verify)
+                    yield from sized.cases(way, object_bytes)
+
+
+@contextmanager
+def _opened(way: Way, batch_bytes: int) -> Iterator[Any]:
+    """A store of our own, with room for some batches."""
+    segment = str(max(4 * batch_bytes, 256 * 2**20))
+    backend = BACKENDS.build(LIBRARY, {"segment": segment, "segment_in": way.segment_in})
+    try:
+        yield backend
+    finally:
+        backend.close()
 
 
 class _Sized:
@@ -53,46 +104,44 @@ class _Sized:
     def __init__(
         self,
         config: StackConfig,
+        spec: ModelSpec,
+        count: int,
         backend: Any,
         executor: Executor,
-        object_bytes: int,
-        batch_bytes: int,
         verify: Verify,
     ) -> None:
-        self._object_bytes, self._verify = object_bytes, verify
-        self._count = max(1, batch_bytes // object_bytes)
-        plan = sized_plan(config, _one_pool(object_bytes), self._count, 1)
+        self._count, self._verify = count, verify
+        plan = sized_plan(config, spec, count, 1)
         self._controller = make_controller(plan, backend, executor, verify)
         (arena,) = self._controller.host.arenas.values()
         self._objects = ArenaObjects(arena, checksum=verify is Verify.checksum)
         arena.memory.fill_(7)
-        self._backend, self._client = backend, backend.client  # what it calls, without it
+        self._client = backend.client  # what the backend calls, without it
         self._seed = 0
         self._renew()
 
-    def cases(self) -> Cases:
-        target = _TARGETS[self._verify]
-        if self._verify is Verify.identity and self._object_bytes < _SMALL:
+    def cases(self, way: Way, object_bytes: int) -> Cases:
+        target = Target(ratio=0.95 if self._verify is Verify.identity else way.checksum)
+        if self._verify is Verify.identity and object_bytes < _SMALL:
             target = _SMALL_TARGET
-        calls: dict[str, tuple[Callable[[], object], Callable[[], object], Any]] = {
-            "write_storage": (self._put, self._raw_put, self._renew),
-            "prefetch": (self._get, self._raw_get, None),
-        }
-        for name, (ours, reference, before) in calls.items():
-            if before is None:
-                self._renew()
-                self._put()
-            yield Case(
-                name=f"{name} {self._verify.name}",
-                size=f"{self._count} x {self._object_bytes // 1024} KiB",
-                unit=GB_PER_S,
-                ours=ours,
-                reference=reference,
-                reference_name="raw client",
-                target=Target(ratio=target),
-                amount=self._count * self._object_bytes,
-                before=before,
-            )
+        case = partial(
+            Case,
+            size=f"{self._count} x {object_bytes // 1024} KiB",
+            unit=GB_PER_S,
+            reference_name="raw client",
+            target=target,
+            amount=self._count * self._objects.object_bytes,
+        )
+        what = f"{self._verify.name} ({way.name})"
+        yield case(
+            name=f"write_storage {what}",
+            ours=self._put,
+            reference=self._raw_put,
+            before=self._renew,
+        )
+        self._renew()
+        self._put()
+        yield case(name=f"prefetch {what}", ours=self._get, reference=self._raw_get)
         self._remove()
 
     def _renew(self) -> None:
@@ -115,35 +164,46 @@ class _Sized:
         _demand(self._controller.prefetch(self._moved)[0].ok)
 
     def _raw_put(self) -> None:
-        keys, pointers, sizes = _raw(self._sealed)
-        self._client.store.batch_is_exist(keys)
-        codes = self._client.store.batch_put_from(keys, pointers, sizes, self._client.config())
-        _demand(np.equal(codes, 0))
+        store, keys = self._client.store, self._sealed.keys
+        store.batch_is_exist(keys)
+        put = getattr(store, f"batch_put_from{_suffix(self._sealed)}")
+        _demand(np.equal(put(keys, *_pointers(self._sealed), self._client.config()), 0))
 
     def _raw_get(self) -> None:
-        keys, pointers, sizes = _raw(self._sealed)
-        codes = self._client.store.batch_get_into(keys, pointers, sizes)
-        _demand(np.equal(codes, sizes))
+        get = getattr(self._client.store, f"batch_get_into{_suffix(self._sealed)}")
+        codes = get(self._sealed.keys, *_pointers(self._sealed))
+        _demand(np.equal(codes, self._sealed.object_bytes))
 
 
-def _one_pool(object_bytes: int) -> ModelSpec:
-    """A model whose storage objects have this size, trailer included."""
-    row = (object_bytes - TRAILER_BYTES,)
+def _one_pool(object_bytes: int, layout: str) -> ModelSpec:
+    """A model whose storage objects have about this size, trailer included, in many layers."""
+    layers = tuple(range(_NUM_LAYERS))
+    row = ((object_bytes - TRAILER_BYTES) // _NUM_LAYERS,)
     pool = PoolSpec(
         name=_POOL,
         unit=Unit.page,
-        layers=(0,),
-        all_layers=(0,),
+        layers=layers,
+        all_layers=layers,
         buffers=(BufferSpec("bytes", row, row, "uint8"),),
         index_space=_POOL,
         hit_policy=PoolHitPolicy.all_pages,
-        axes=("page", "buffer", "layer", "token", "head"),
+        axes=layout_presets()[layout],
     )
-    return ModelSpec("bench", 64, 1, (pool,), (), _POOL, (0, 1), {"bench": str(object_bytes)})
+    stage = (0, _NUM_LAYERS)
+    return ModelSpec("bench", 64, 1, (pool,), (), _POOL, stage, {"bench": str(object_bytes)})
 
 
-def _raw(sealed: PageObjects) -> tuple[list[str], list[int], list[int]]:
-    return sealed.keys, sealed.addresses.ravel().tolist(), [sealed.object_bytes] * len(sealed.keys)
+def _suffix(sealed: PageObjects) -> str:
+    """Of the client's methods for objects in one part, or in many."""
+    return "" if len(sealed.part_bytes) == 1 else "_multi_buffers"
+
+
+def _pointers(sealed: PageObjects) -> tuple[list[Any], list[Any]]:
+    """Addresses and sizes as those methods want them."""
+    addresses, sizes = sealed.addresses, sealed.part_bytes
+    if len(sizes) == 1:
+        addresses, sizes = addresses.ravel(), sizes[0]
+    return addresses.tolist(), [sizes.tolist()] * len(sealed.keys)
 
 
 def _demand(ok: Any) -> None:
