@@ -96,7 +96,7 @@ class Engine:
         """
         check_identity(stack.config)
         overlay = check_model(model, stack.config)
-        places = find_places(stack.plan.spec, probe(model, stack.page_size), stack.page_size)
+        places = find_places(stack.plan.spec, probe(model, stack.plan.spec))
         self.model, self.stack, self.exact = model, stack, exact
         self._lock = Lock()  # some models change buffers of theirs during a call
         known = inspect.signature(model.forward).parameters
@@ -204,7 +204,8 @@ def compose_for(
     config = _config(model, settings)
     config.engine_version = config.engine_version or transformers.__version__
     check_model(model, config)
-    find_places(resolve(config), probe(model, config.page_size), config.page_size)
+    spec = resolve(config)
+    find_places(spec, probe(model, spec))
     config.model.revision = config.model.revision or weights_digest(model)
     check_identity(config)
     return compose(config, backend=backend, **more)

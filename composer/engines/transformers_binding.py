@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,14 @@ from composer.device_buffers import stacked
 from composer.engines.transformers_cache import Place, held, is_windowed, layers_of, new_cache
 from composer.lease import Lease
 from composer.stack import Stack
+
+VALUES = "values"  # a pool that excludes them has them in its keys
+_METHODS: Mapping[str, Callable[[Any, str, torch.Tensor], Any]] = {
+    "indexer_keys": lambda layer, _, tensor: layer.update_indexer(tensor),
+    "conv_states": lambda layer, part, tensor: layer.update_conv_state(tensor, int(part)),
+    "recurrent_states": lambda layer, part, tensor: layer.update_recurrent_state(tensor, int(part)),
+    "compressed_kv": lambda layer, part, tensor: layer.update_compressor_states(part, tensor),
+}
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,7 @@ class Binding:
 
     def restored(self, lease: Lease) -> DynamicCache:
         """A new cache that holds a prefix; empty where that has no page."""
-        cache = new_cache(self._config)
+        cache = new_cache(self._config, self._stack.plan.spec)
         if lease.num_pages:
             for number, cells in self._layers.items():
                 _restore(layers_of(cache)[number], self._found(cells, lease), lease.num_tokens)
@@ -77,6 +85,8 @@ class Binding:
                 found[place.attribute] = state.reshape(1, *place.shape).to(place.device)
             else:
                 found[place.attribute] = cell.pages(lease.pages[place.pool.index_space])
+            if place.attribute == "keys" and VALUES in (place.pool.exclude or ()):
+                found[VALUES] = found["keys"]
         return found
 
     def save_pages(
@@ -130,12 +140,12 @@ def _restore(layer: Any, found: Mapping[str, torch.Tensor], num_tokens: int) -> 
     """Give an empty layer what it holds after some tokens, by its own methods."""
     if "keys" in found:
         keys = found["keys"]
-        layer.update(keys, found.get("values", keys[..., :0]))
-    if "indexer_keys" in found:
-        layer.update_indexer(found["indexer_keys"])
-    if "conv_states.0" in found:
-        layer.update_conv_state(found["conv_states.0"])
-    if "recurrent_states.0" in found:
-        layer.update_recurrent_state(found["recurrent_states.0"])
+        layer.update(keys, found.get(VALUES, keys[..., :0]))  # some have values of width 0
+    for attribute, tensor in found.items():
+        name, _, part = attribute.partition(".")
+        if name in _METHODS:
+            _METHODS[name](layer, part, tensor)
+        elif part:
+            getattr(layer, name)[part] = tensor
     if is_windowed(layer):
         layer.cumulative_length = num_tokens  # it counts what it was given, and was given its end

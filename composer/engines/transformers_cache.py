@@ -8,7 +8,7 @@ model itself has filled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +28,15 @@ ATTRIBUTES: Mapping[str, str] = {
     "key": "indexer_keys",
     "temporal": "recurrent_states.0",
     "conv": "conv_states.0",
+    "compressed": "compressed_kv.compressor",
+    "compressed_key": "compressed_kv.indexer",
+    "overlap": "overlap_kv.compressor",
+    "overlap_score": "overlap_gate.compressor",
+    "key_overlap": "overlap_kv.indexer",
+    "key_overlap_score": "overlap_gate.indexer",
 }
 _STATES = ("conv_states", "recurrent_states")
+_OTHER_FAMILY = "Is it the right family? hf_family=NAME chooses another"
 
 
 @dataclass(frozen=True)
@@ -57,9 +64,9 @@ class Place:
         return self.pool.unit is Unit.state
 
 
-def probe(model: Any, num_tokens: int) -> DynamicCache:
-    """A cache that a model has filled with some tokens."""
-    cache = new_cache(model.config)
+def probe(model: Any, spec: ModelSpec) -> DynamicCache:
+    """A cache that a model has filled with the tokens of one page."""
+    cache, num_tokens = new_cache(model.config, spec), spec.page_size
     ids = torch.arange(num_tokens, device=model.device)[None]
     with torch.inference_mode():
         model(
@@ -71,11 +78,12 @@ def probe(model: Any, num_tokens: int) -> DynamicCache:
     return cache
 
 
-def new_cache(config: Any) -> DynamicCache:
-    """An empty cache whose windows keep all that they are given, until they are trimmed."""
+def new_cache(config: Any, spec: ModelSpec) -> DynamicCache:
+    """An empty cache. Windows that are kept in pages keep all they are given until trimmed."""
     cache = DynamicCache(config=config)
-    for layer in layers_of(cache):
-        if is_windowed(layer):
+    paged = {layer for pool in spec.pools if pool.window_tokens for layer in pool.layers}
+    for number, layer in enumerate(layers_of(cache)):
+        if number in paged and is_windowed(layer):
             layer.activate_past_recording()
     return cache
 
@@ -109,63 +117,81 @@ def _tensors(layer: Any) -> Iterator[tuple[str, torch.Tensor]]:
                 yield key, tensor
 
 
-def find_places(spec: ModelSpec, cache: DynamicCache, num_tokens: int) -> list[Place]:
+def find_places(spec: ModelSpec, cache: DynamicCache) -> list[Place]:
     """Every buffer of a schema in a cache that a model has filled.
 
     Args:
         spec: The schema, on one rank.
         cache: From ``probe``.
-        num_tokens: That it was filled with.
 
     Raises:
         ConfigError: A buffer is not in the cache, or has another shape or dtype there; or the
             cache holds a tensor that no buffer claims, or a layer that keeps its state elsewhere.
     """
-    problems, places = Problems(), []
-    tensors = [held(layer) for layer in layers_of(cache)]
-    unclaimed = {(layer, name) for layer, found in enumerate(tensors) for name in found}
+    problems, places, layers = Problems(), [], layers_of(cache)
     for pool in spec.pools:
         for buffer in pool.buffers:
-            name = ATTRIBUTES.get(buffer.name, buffer.name)
-            for index, layer in enumerate(pool.layers):
-                unclaimed.discard((layer, name))
-                tensor = tensors[layer].get(name) if layer < len(tensors) else None
+            for index in range(len(pool.layers)):
                 with problems.absorbing(f"pools.{pool.name}.buffers.{buffer.name}"):
-                    if tensor is None:
-                        raise ConfigError.of("", f"layer {layer} of the cache keeps no '{name}'")
-                    shape = _shape(pool, buffer, tensor, num_tokens)
-                    places.append(Place(pool, buffer, index, layer, name, shape, tensor.device))
-    for layer, name in sorted(unclaimed):
-        what = f"layer {layer} of the cache keeps '{name}', {_text(tensors[layer][name])}"
-        fix = "Is it the right family? hf_family=NAME chooses another"
-        problems.add("pools", f"{what}, and no buffer claims it", fix)
-    for number, kept in enumerate(layers_of(cache)):
-        if any(hasattr(kept, name) for name in _STATES) and not tensors[number]:
-            reason = f"layer {number} keeps its state in the model, and not in the cache"
-            problems.add("pools", reason, "Such a model cannot be restored")
+                    places.append(_place(pool, buffer, index, layers, spec.page_size))
+    _check_coverage(spec, layers, problems)
     problems.raise_if_any()
     return places
 
 
-def _shape(
-    pool: PoolSpec, buffer: BufferSpec, tensor: torch.Tensor, num_tokens: int
-) -> tuple[int, ...]:
-    """What ``tensor`` holds per token or per state.
+def _place(
+    pool: PoolSpec, buffer: BufferSpec, index: int, layers: Sequence[Any], num_tokens: int
+) -> Place:
+    """One buffer of the pool's layer number ``index``.
 
     Raises:
-        ConfigError: That is not what the buffer says.
+        ConfigError: The cache does not keep it, or not as the schema says.
     """
+    number, name = pool.layers[index], ATTRIBUTES.get(buffer.name, buffer.name)
+    tensor = held(layers[number]).get(name) if number < len(layers) else None
+    if tensor is None:
+        raise ConfigError.of("", f"layer {number} of the cache keeps no '{name}'")
     own = tuple(tensor.shape[1:])
     fits = str(tensor.dtype) == f"torch.{buffer.dtype}"
     if pool.unit is not Unit.state:
+        if name in ("keys", "values"):
+            _check_window(pool, number, layers[number])
         fits &= own[-2] == num_tokens // pool.tokens_per_row
         own = (*own[:-2], own[-1])
     if not fits or [n for n in own if n != 1] != [n for n in buffer.shape if n != 1]:
         per = "" if pool.unit is Unit.state else f" per {pool.tokens_per_row} tokens"
-        said = f"{buffer.dtype} {list(buffer.shape)}{per}"
-        reason = f"after {num_tokens} tokens the cache keeps {_text(tensor)}"
-        raise ConfigError.of("", f"{reason}, and the schema says {said}")
-    return own
+        said = f"the schema says {buffer.dtype} {list(buffer.shape)}{per}"
+        what = f"layer {number} of the cache keeps {_text(tensor)} of {num_tokens} tokens"
+        raise ConfigError.of("", f"{what}, and {said}")
+    return Place(pool, buffer, index, number, name, own, tensor.device)
+
+
+def _check_window(pool: PoolSpec, number: int, layer: Any) -> None:
+    """Refuse a pool that keeps fewer tokens than a layer looks back, or more than it has."""
+    window = layer.sliding_window - 1 if is_windowed(layer) else None  # and the token itself
+    kept = pool.window_tokens
+    if (window is None) != (kept is None) or (window or 0) > (kept or 0):
+        what = f"layer {number} of the cache keeps {window or 'all'} tokens"
+        reason = f"{what}, and the pool's window_tokens are {kept or 'all'}"
+        raise ConfigError.of("", reason, _OTHER_FAMILY)
+
+
+def _check_coverage(spec: ModelSpec, layers: Sequence[Any], problems: Problems) -> None:
+    """Note every tensor that no buffer claims, and every layer that keeps its state elsewhere."""
+    claimed = {
+        (layer, name)
+        for pool in spec.pools
+        for layer in pool.layers
+        for name in (*(ATTRIBUTES.get(b.name, b.name) for b in pool.buffers), *(pool.exclude or ()))
+    }
+    for number, layer in enumerate(layers):
+        found = held(layer)
+        for name in sorted(name for name in found if (number, name) not in claimed):
+            what = f"layer {number} of the cache keeps '{name}', {_text(found[name])}"
+            problems.add("pools", f"{what}, and no buffer claims it", _OTHER_FAMILY)
+        if any(hasattr(layer, name) for name in _STATES) and not found:
+            reason = f"layer {number} keeps its state in the model, and not in the cache"
+            problems.add("pools", reason, "Such a model cannot be restored")
 
 
 def _text(tensor: torch.Tensor) -> str:
