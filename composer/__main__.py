@@ -34,7 +34,7 @@ from composer.config_reader import diagnose
 from composer.errors import ComposerError, ConfigError, Problems
 from composer.jobs import JobResult
 from composer.jobs.running import running_request
-from composer.registry import BACKENDS, JOBS
+from composer.registry import BACKENDS, JOBS, TRACES
 from composer.schema import CliConfig
 from composer.schema_store import ALL, ALL_MODELS
 
@@ -130,9 +130,10 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def _params(config: CliConfig) -> Any:
-    """The job's params; those of the backend are checked with them, so that all mistakes show."""
+    """The job's params; backend's and trace's are checked with them, so that all mistakes show."""
     problems, params = Problems(), None
-    for registry, section in ((JOBS, config.job), (BACKENDS, config.backend)):
+    sections = ((JOBS, config.job), (BACKENDS, config.backend), (TRACES, config.trace))
+    for registry, section in sections:
         try:
             checked = registry.params(section)
         except ConfigError as error:

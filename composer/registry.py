@@ -22,9 +22,14 @@ class Registry(Generic[T]):
     Installed packages add things with entry points, programs with ``register``.
     """
 
-    def __init__(self, kind: str, group: str, builtin: Mapping[str, str]) -> None:
-        """``builtin``: names to ``module:attribute`` or ``module:``; ``group``: of entry points."""
-        self.kind = kind
+    def __init__(
+        self, kind: str, group: str, builtin: Mapping[str, str], name_key: str = "name"
+    ) -> None:
+        """``builtin``: names to ``module:attribute`` or ``module:``; ``group``: of entry points.
+
+        ``name_key``: under which a config says the name.
+        """
+        self.kind, self._name_key = kind, name_key
         self._group = group
         self._builtin = dict(builtin)
         self._things: dict[str, Any] = {}
@@ -49,12 +54,13 @@ class Registry(Generic[T]):
         installed = (point.name for point in self._entry_points())
         return sorted({*self._builtin, *self._things, *installed})
 
-    def get(self, name: str, key: str = "name") -> Any:
+    def get(self, name: str, key: str | None = None) -> Any:
         """The thing of that name, which a config gave as ``key`` of the section.
 
         Raises:
             ConfigError: There is none, or it cannot be imported.
         """
+        key = key or self._name_key
         if name not in self._things:
             try:
                 self._things[name] = self._load(name, key)
@@ -80,7 +86,7 @@ class Registry(Generic[T]):
         Raises:
             ConfigError: As ``params``; also of what is wrapped.
         """
-        settings = {key: value for key, value in section.items() if key != "name"}
+        settings = {key: value for key, value in section.items() if key != self._name_key}
         problems = Problems()
         arguments = self._arguments(self.get(self.name_of(section)), settings, problems, "")
         problems.raise_if_any()
@@ -116,7 +122,7 @@ class Registry(Generic[T]):
             ConfigError: As ``params``.
         """
         thing: Callable[..., T] = self.get(name)
-        return thing(*self.arguments({**params, "name": name}))
+        return thing(*self.arguments({**params, self._name_key: name}))
 
     def name_of(self, section: Mapping[str, Any]) -> str:
         """The name that a section chooses.
@@ -124,10 +130,11 @@ class Registry(Generic[T]):
         Raises:
             ConfigError: It chooses none.
         """
-        name = section.get("name")
+        name = section.get(self._name_key)
         if not isinstance(name, str):
             fix = f"Known: {', '.join(self.names())}"
-            raise ConfigError.of(f"{self.kind}.name", "has no value, and needs one", fix)
+            key = f"{self.kind}.{self._name_key}"
+            raise ConfigError.of(key, "has no value, and needs one", fix)
         return name
 
     def _load(self, name: str, key: str) -> Any:
@@ -163,4 +170,10 @@ JOBS: Registry[Any] = Registry(  # modules, with Params and run(config, params)
         },
         "import": "composer.jobs.import_:",
     },
+)
+TRACES: Registry[Any] = Registry(  # modules, with Params and read(params); see composer.traces
+    "trace",
+    "kvpool.traces",
+    {name: f"composer.traces.{name}:" for name in ("auto", "hash_ids", "weka", "synthetic")},
+    name_key="format",
 )

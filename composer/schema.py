@@ -263,25 +263,6 @@ class StackConfig:
 
 
 @dataclass
-class TraceConfig:
-    """A recorded request trace, one JSON object a line.
-
-    Attributes:
-        path: The file; None: the sample that ships with the project.
-        block_tokens: Tokens that one hash id becomes; smaller than recorded scales lengths down.
-        recorded_block_tokens: Tokens of one hash id as recorded.
-        limit: Requests replayed, counted after skipping; None: all.
-        max_input_tokens: Longer requests are skipped and counted; None: no limit.
-    """
-
-    path: Optional[str] = None
-    block_tokens: int = 512
-    recorded_block_tokens: int = 512
-    limit: Optional[int] = None
-    max_input_tokens: Optional[int] = None
-
-
-@dataclass
 class CliConfig(StackConfig):
     """What the command takes on top of a stack.
 
@@ -289,12 +270,12 @@ class CliConfig(StackConfig):
         hf_config: A model's config.json, or its folder, in place of a preset; None: the preset.
         hf_family: Family that reads it; None: the one that is known for its model_type.
         job: Name of a job, and that job's Params.
-        trace: Requests, for jobs that serve some.
+        trace: Format of a trace, and that format's Params; for jobs that serve requests.
         json: File for the job's result; None: nowhere.
     """
 
     hf_config: Optional[str] = None
     hf_family: Optional[str] = None
     job: Dict[str, Any] = field(default_factory=dict)
-    trace: TraceConfig = field(default_factory=TraceConfig)
+    trace: Dict[str, Any] = field(default_factory=dict)
     json: Optional[str] = None

@@ -132,7 +132,7 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
         (*HYDRA, *CONFIG_SIDE, "composer.backends"),
     ),
     Layer(("composer.stack_plan", "composer.stack", "composer.metrics")),
-    Layer(("composer.simulation",), ("composer.backends",)),
+    Layer(("composer.simulation", "composer.traces"), ("composer.backends",)),
     Layer(("composer.engines", "composer.jobs")),
     Layer(("composer.__main__",)),
     Layer(("composer",)),  # the facade: the library itself never imports through it

@@ -37,7 +37,7 @@ def run(config, params):
     }
     if params.fail in failures:
         raise failures[params.fail]
-    data = {"page_size": config.page_size, "trace": config.trace.path}
+    data = {"page_size": config.page_size, "trace": config.trace["path"]}
     return JobResult(data, ok=params.fail != "unwell", objective=float(config.page_size))
 
 

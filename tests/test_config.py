@@ -33,7 +33,7 @@ def test_every_preset_loads_for_every_engine(preset):
 def test_the_root_chooses_what_the_command_starts_from():
     config = to_cli_config(load_config())
     assert (config.backend["name"], config.policy.name.name) == ("mooncake", "write_through")
-    assert (config.job, config.trace.path) == ({"name": "plan"}, None)
+    assert (config.job, config.trace["format"]) == ({"name": "plan"}, "auto")
     assert config.layout.axes == ["page", "buffer", "layer", "token", "head"]
     assert (config.parallel.tp.size, config.engine) == (1, "sglang")
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-import numpy as np
 import pytest
 
 from composer.backends.memory import MemoryBackend
-from composer.errors import ConfigError
 from composer.jobs.replay_tally import Outcome, Tally
-from composer.jobs.trace import read_requests
 from composer.registry import BACKENDS
-from composer.schema import TraceConfig
 
 SMALL = (
     "job=replay",
@@ -136,70 +132,6 @@ def test_h2_memory_cannot_outlive_a_restart(kvpool, trace, backend, key, fix):
     assert "job.restart" in ended.err
     assert key in ended.err
     assert fix in ended.err
-
-
-@pytest.mark.parametrize(
-    ("lines", "words"),
-    [
-        (None, ["trace.path", "cannot read", "missing.jsonl"]),
-        ([], ["trace.path", "holds no request"]),
-        ([line(700, 1, 2)] * 16 + ['{"input_length": 7'], ["line 17", "is no JSON"]),
-        ([line(700, 1, 2)] * 16 + ["[1]"], ["line 17", "no JSON object"]),
-        ([line(700, 1, 2)] * 16 + [line(700, 1)], ["line 17", "1 hash_ids", "2 blocks"]),
-        ([line(700, 1, 2)] * 16 + ['{"hash_ids": [1]}'], ["line 17", "input_length"]),
-        ([line(700, 1, 2)] * 16 + ['{"input_length": 5, "hash_ids": ["a"]}'], ["line 17"]),
-    ],
-)
-def test_a_broken_trace_is_one_message(kvpool, tmp_path, lines, words):
-    path = tmp_path / "missing.jsonl"
-    if lines is not None:
-        path = tmp_path / "broken.jsonl"
-        write_trace(path, *lines)
-    ended = kvpool(*SMALL, f"trace.path={path}", "backend=memory")
-
-    assert ended.code == 2
-    assert len(ended.err.strip().splitlines()) == 1
-    for word in words:
-        assert word in ended.err
-    assert not list((tmp_path / "cwd").iterdir())
-
-
-def requests_of(tmp_path, *lines, **settings):
-    path = write_trace(tmp_path / "trace.jsonl", *lines)
-    return read_requests(TraceConfig(path=path, **settings))
-
-
-def test_tokens_are_a_pure_function_of_the_hash_id(tmp_path):
-    requests, _ = requests_of(tmp_path, line(1024, 7, 8), line(700, 7, 9))
-
-    first, second = (one.tokens() for one in requests)
-    assert (len(first), len(second)) == (1024, 700)
-    assert np.array_equal(first[:512], second[:512])
-    assert not np.array_equal(first[512:700], second[512:])
-    assert len(set(first.tolist())) == 1024
-
-
-def test_smaller_blocks_scale_the_partial_one_alike(tmp_path):
-    requests, skipped = requests_of(
-        tmp_path, line(1024 + 256, 7, 8, 9), line(5000, *range(10)), block_tokens=64,
-        max_input_tokens=200,
-    )  # fmt: skip
-
-    assert [one.num_tokens for one in requests] == [64 * 2 + 32]
-    assert skipped == 1
-
-
-def test_the_limit_counts_what_is_not_skipped(tmp_path):
-    lines = [line(5000, *range(10)), line(100, 1), line(5000, *range(10)), line(90, 2), line(80, 3)]
-    requests, skipped = requests_of(tmp_path, *lines, limit=2, max_input_tokens=1000)
-
-    assert [one.num_tokens for one in requests] == [100, 90]
-    assert skipped == 2
-
-
-def test_block_sizes_below_one_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"trace\.block_tokens"):
-        requests_of(tmp_path, line(100, 1), block_tokens=0)
 
 
 def test_outcomes_of_two_processes_add_up():

@@ -13,12 +13,12 @@ from rich.console import Console
 from composer.errors import ConfigError
 from composer.jobs import JobResult
 from composer.jobs.tables import make_console, make_table
-from composer.jobs.trace import Request, read_requests
 from composer.keys import is_manifest
 from composer.registry import BACKENDS
 from composer.schema import CliConfig
 from composer.stack import Stack, compose
 from composer.storage import StorageBackend
+from composer.traces import Request, read_requests
 
 
 @dataclass
@@ -62,8 +62,7 @@ def _tokens(config: CliConfig, params: Params) -> npt.NDArray[np.int64]:
     if params.tokens is not None:
         if params.tokens < 0:
             raise ConfigError.of("job.tokens", f"is {params.tokens}, and is a length", "Use 0..")
-        blocks = -(-params.tokens // config.trace.block_tokens)
-        return Request(tuple(range(blocks)), params.tokens, config.trace.block_tokens).tokens()
+        return Request((0,), params.tokens, params.tokens).tokens()
     requests, _ = read_requests(config.trace)
     if not 0 <= params.request < len(requests):
         raise ConfigError.of(

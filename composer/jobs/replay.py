@@ -26,11 +26,11 @@ from composer.jobs.progress import Progress
 from composer.jobs.replay_driver import Driver
 from composer.jobs.replay_report import print_report, result_data
 from composer.jobs.replay_tally import Outcome
-from composer.jobs.trace import Request, read_requests
 from composer.registry import BACKENDS
 from composer.schema import CliConfig
 from composer.simulation.inline import InlineExecutor
 from composer.stack import Stack, compose
+from composer.traces import Request, read_requests
 
 MEMCPY_BYTES = 1 << 26
 

@@ -10,8 +10,8 @@ from composer.jobs import JobResult
 from composer.jobs.progress import Progress
 from composer.jobs.simulate_report import print_report, result_data
 from composer.jobs.simulate_run import Params, simulate
-from composer.jobs.trace import read_requests
 from composer.schema import CliConfig
+from composer.traces import read_requests
 
 __all__ = ["Params", "run"]
 

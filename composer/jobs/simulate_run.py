@@ -9,7 +9,6 @@ from typing import Any
 
 from composer.jobs.replay_tally import Tally
 from composer.jobs.serving import Serving
-from composer.jobs.trace import Request
 from composer.plan import StackPlan
 from composer.schema import StackConfig
 from composer.simulation.controller import IndexController
@@ -19,6 +18,7 @@ from composer.simulation.plan import has_host, plan_tiers, storage_bytes
 from composer.simulation.prompts import Ideal, Naming
 from composer.simulation.store import IndexStore
 from composer.stack import Stack
+from composer.traces import Request
 
 
 @dataclass
