@@ -188,14 +188,27 @@ class Engine:
             data = expected(*what, page, cell.numel())
             cell.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
-    def verify(self, space: str, slot: int, page: bytes, degraded=()) -> None:
+    def verify(self, space: str, slot: int, page: bytes, degraded=(), layers=None) -> None:
+        """One device slot, as far as these layers go (None: all)."""
         for pool, cell, what in self.cells(space, slot):
+            if layers is not None and what[2] not in layers:
+                continue
             right = cell.numpy().tobytes() == expected(*what, page, cell.numel())
             assert right or pool in degraded, f"wrong bytes: {what} in slot {slot} of {space}"
         self.num_verified += 1
 
-    def verify_lease(self, match: Match, lease: Lease) -> None:
-        """Every page and state that a lease claims."""
+    def verify_host(self, space: str, slot: int, page: bytes, degraded=()) -> None:
+        """One host slot."""
+        for pool in self.stack.plan.spec.spaces[space]:
+            entry = self.stack.group.entries.get(pool.name)
+            for name, view in entry.buffers.items() if entry and pool.name not in degraded else ():
+                for layer, tensor in zip(pool.layers, view.by_layer(), strict=True):
+                    found = tensor[0, slot].contiguous().numpy().tobytes()
+                    what = (pool.name, name, layer, pool.shard)
+                    assert found == expected(*what, page, len(found)), f"wrong bytes: {what}"
+
+    def verify_lease(self, match: Match, lease: Lease, layers=None) -> None:
+        """Every page and state that a lease claims, as far as these layers go (None: all)."""
         hashes = match.prompt.hashes[: lease.num_pages]
         for space, plan in self.stack.plan.spaces.items():
             slots = [lease.states[space]] if space in lease.states else lease.pages.get(space, [])
@@ -203,7 +216,7 @@ class Engine:
             held = hashes[max(len(hashes) - window, 0) :]
             assert len(slots) == len(held) == len(set(slots))
             for slot, page in zip(slots, held, strict=True):
-                self.verify(space, slot, page, lease.degraded)
+                self.verify(space, slot, page, lease.degraded, layers)
 
     def serve(self, tokens, salt=None, *, max_tokens=None, states_at=None) -> Served:
         """match -> restore -> verify -> allocate -> compute -> commit -> release."""
@@ -307,9 +320,11 @@ def check_accounts(stack: Stack) -> None:
             assert held == dict(keepers), f"{tier} {space}: holders"
 
 
-def present_by_hand(stack: Stack, match: Match) -> dict[str, list[bool]]:
+def present_by_hand(stack: Stack, match: Match, *, storage=True) -> dict[str, list[bool]]:
     """Per index space and page of a prompt: whether any tier has it, asked one at a time."""
-    tiers, stored = stack.cache.tiers, set(stack.backend.keys()) if stack.backend else set()
+    tiers, stored = stack.cache.tiers, set()
+    if storage and stack.backend is not None:
+        stored = set(stack.backend.keys())
     found: dict[str, list[bool]] = {}
     for space, plan in stack.plan.spaces.items():
         required = [arena for arena in plan.arenas if arena.required]
@@ -320,7 +335,8 @@ def present_by_hand(stack: Stack, match: Match) -> dict[str, list[bool]]:
                 build_key(ObjectKey(a.namespace, match.prompt.scope, a.name, a.shard, page))
                 for a in required
             ]
-            found[space].append(here or all(key in stored for key in keys))
+            there = storage and all(key in stored for key in keys)
+            found[space].append(here or there)
     return found
 
 

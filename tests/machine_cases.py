@@ -1,12 +1,12 @@
 """What the machine is run on: schemas of every kind, tiers of several sizes, and prompts."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from hypothesis import strategies as st
 
-from composer.schema import StackConfig
-from tests.engine import DRAFT, config
+from composer.schema import EvictionPolicy, PrefetchPolicy, StackConfig, WritePolicy
+from tests.engine import DRAFT, PAGE, config
 from tests.machine_model import ALL, STATE
 
 LATENT = {"layers": "all", "buffers": {"latent": {"shape": [9], "dtype": "bfloat16"}}}
@@ -14,11 +14,16 @@ LATENT = {"layers": "all", "buffers": {"latent": {"shape": [9], "dtype": "bfloat
 
 @dataclass(frozen=True)
 class Case:
-    """A schema, fields laid over it, and what each index space needs of a prefix."""
+    """A schema, fields laid over it, and what each index space needs of a prefix.
+
+    Attributes:
+        producers: Layer -> another one, whose rows it reads.
+    """
 
     schema: str
     rules: dict[str, str | int]
     over: dict = field(default_factory=dict)
+    producers: dict[int, int] = field(default_factory=dict)
 
 
 CASES = {
@@ -58,9 +63,47 @@ UNITS = st.sampled_from([(8, 8), (3, 6), (6, 3), (2, 2), (16, 16), (4, 12), (1, 
 
 WRITES = st.sampled_from(["write_through"] * 3 + ["write_through_selective", "write_back"])
 EVICTIONS = st.sampled_from(["lru", "lru", "lfu", "slru", "fifo"])
+FETCHES = {  # how long a restore waits for storage, and what it never fetches
+    "all": {},
+    "none": {"prefetch": PrefetchPolicy.best_effort},
+    "some": {
+        "prefetch": PrefetchPolicy.timeout,
+        "prefetch_timeout_s": 0.0005,
+        "prefetch_timeout_max_s": 0.0005,
+    },
+    "long": {"prefetch_min_tokens": 2 * PAGE},
+    "half": {"prefetch_host_share": 0.5},
+}
+REST = {  # what else a policy may say
+    "default": {},
+    "eager": {"refresh_s": 0.0, "renew_pages": 3},
+    "thin": {"checkpoints_per_branch": 2},
+    "narrow": {"max_pending": "1B"},
+}
+
+
+def policies() -> st.SearchStrategy[dict]:
+    """Settings of a policy, the common ones more often."""
+    often = ["all"] * 4, ["default"] * 4
+    return st.builds(
+        lambda name, eviction, fetch, rest: {
+            "name": WritePolicy[name],
+            "eviction": EvictionPolicy[eviction],
+            **FETCHES[fetch],
+            **REST[rest],
+        },
+        WRITES,
+        EVICTIONS,
+        st.sampled_from([*often[0], *FETCHES]),
+        st.sampled_from([*often[1], *REST]),
+    )
 
 
 @cache
-def configured(case: str, units: tuple[int, int], write: str, eviction: str) -> StackConfig:
-    policy = {"name": write, "eviction": eviction}
-    return config(CASES[case].schema, units, policy=policy, **CASES[case].over)
+def _sized(case: str, units: tuple[int, int]) -> StackConfig:
+    return config(CASES[case].schema, units, **CASES[case].over)
+
+
+def configured(case: str, units: tuple[int, int], policy: dict) -> StackConfig:
+    made = _sized(case, units)
+    return replace(made, policy=replace(made.policy, **policy))

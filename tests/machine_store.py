@@ -1,12 +1,15 @@
 """Jobs that run when a test says so, and a store whose weather changes."""
 
 import ctypes
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from itertools import compress
 
 import numpy as np
 
+from composer.errors import BackendError
 from composer.storage import CallTimeoutError, TransferError
 from tests.faults import (
     Inline,
@@ -95,6 +98,8 @@ class Weather:
         kind: One of KINDS.
         late: Calls that were given up and have not ended.
         meanwhile: What happens during the next call, once.
+        raised: Calls that came to nothing, by name.
+        errors: What went wrong meanwhile, which the caller takes for the store's failure.
     """
 
     KINDS = ("calm", "broken", "dropped", "flipped", "refused", "short", "swapped", "late", "moved")
@@ -103,14 +108,24 @@ class Weather:
         self.kind = "calm"
         self.late: list[Late] = []
         self.meanwhile: Callable[[], None] | None = None
+        self.raised: Counter[str] = Counter()
+        self.errors: list[BaseException] = []
         self.num_meddled = 0
 
     def __call__(self, name, call, argument):
         meanwhile, self.meanwhile = self.meanwhile, None
         if meanwhile is not None:
             self.num_meddled += 1
-            meanwhile()
-        return getattr(self, f"_{self.kind}")(name, call, argument)
+            try:
+                meanwhile()
+            except BaseException as error:
+                self.errors.append(error)
+                raise
+        try:
+            return getattr(self, f"_{self.kind}")(name, call, argument)
+        except (OSError, BackendError):
+            self.raised[name] += 1
+            raise
 
     @property
     def is_calm(self) -> bool:
@@ -135,15 +150,48 @@ class Weather:
 
 
 class Store(Kept):
-    """A memory backend that outlives stacks, under some weather."""
+    """A memory backend that outlives stacks, under some weather.
+
+    Attributes:
+        asked: Keys that any call named since somebody last took them.
+        taken: Keys that a put was told are there.
+        seen: Those that an exists or a get found, and no remove has taken away since.
+    """
 
     def __init__(self, weather: Weather):
         super().__init__(fault=weather)
+        self.asked: set[str] = set()
+        self.taken: set[str] = set()
+        self.seen: set[str] = set()
+
+    def exists(self, keys):
+        self.asked.update(keys)
+        found = super().exists(keys)
+        self.seen.update(compress(keys, found))
+        return found
+
+    def put(self, objects):
+        self.asked.update(objects.keys)
+        done = super().put(objects)
+        self.taken.update(compress(objects.keys, done))
+        return done
+
+    def get(self, objects):
+        self.asked.update(objects.keys)
+        sizes = super().get(objects)
+        self.seen.update(compress(objects.keys, sizes == objects.object_bytes))
+        return sizes
+
+    def remove(self, keys, *, force=False):
+        if not force:  # else one object was wrong, and what is in memory is as good as before
+            self.seen.difference_update(keys)
+            self.taken.difference_update(keys)
+        return super().remove(keys, force=force)
 
     def lose(self, seed: int) -> int:
-        """A part of the objects is gone."""
+        """A part of the objects is gone, and nobody was told."""
         keys = sorted(self.keys())
         chosen = np.random.default_rng(seed).random(len(keys)) < 0.3
-        gone = [key for key, lost in zip(keys, chosen, strict=True) if lost]
-        self.remove(gone)
+        gone = list(compress(keys, chosen))
+        self.inner.remove(gone)
         return len(gone)

@@ -5,13 +5,33 @@ from collections import Counter
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from composer import compose
+from composer.errors import LoadError
+from composer.keys import parse_key
 from composer.lookup import Prompt
-from tests.engine import PAGE, Engine, longest_by_hand, present_by_hand, prompt
+from composer.page_hash import scope_name
+from composer.schema import PrefetchPolicy, WritePolicy
+from tests.engine import (
+    PAGE,
+    POISON,
+    Engine,
+    check_accounts,
+    longest_by_hand,
+    present_by_hand,
+    prompt,
+)
+from tests.machine_accounts import Accounts
 from tests.machine_cases import Case, configured
-from tests.machine_model import STATE, Accounts, Held, Model, room
+from tests.machine_model import STATE, Held, Model
 from tests.machine_store import Jobs, Store, Weather
 
 MOST_LIVE = 3
+LOST = (
+    "backups_without_room",
+    "backups_lost_pages",
+    "backups_given_up",
+    "slots_lost",
+    "checkpoints_thinned_out",
+)
 
 
 class World(RuleBasedStateMachine):
@@ -28,91 +48,215 @@ class World(RuleBasedStateMachine):
         self.model = Model(self.case.rules)
         self.leases: list[Held] = []
         self.slots: list = []
+        self.fetches: list = []
         self.matches: list = []
         self.calm_only = self.lossy = False
+        self.bad_copies = 0
         self.stack = None
 
-    def _open(self):
-        self.stack = compose(
-            configured(self.name, self.units, self.write, self.eviction),
-            backend=self.store,
-            executor=self.jobs,
-            poison=True,
-        )
+    def open(self):
+        config = configured(self.name, self.units, self.policy)
+        self.stack = compose(config, backend=self.store, executor=self.jobs, poison=True)
         guard = self.stack.controller.guard
         guard.breaker.pause_s = guard.transfer_breaker.pause_s = 0  # tests do not wait
+        self.weather.raised.clear()
+        self._break_copies(self.stack.controller.transfer)
         self.engine = Engine(self.stack)
-        self.accounts = Accounts(self.stack, self.model, self.leases, self.slots)
+        self.accounts = Accounts(self)
         self.has_states = STATE in self.case.rules.values()
+        plan = self.stack.plan
+        assert plan.host_bytes <= plan.host_budget_bytes
+        assert plan.device_bytes <= plan.device_budget_bytes
+        for space, one in plan.spaces.items():
+            assert self.stack.group.spaces[space].num_slots == one.num_host_slots
+            assert self.stack.device.spaces[space].num_slots == one.num_device_slots
 
-    def _check_match(self, match, salt, path, *, meddled):
+    def _break_copies(self, transfer):
+        """Copies to the device fail while they are told to."""
+        true_call = transfer.on_stream
+
+        def on_stream(*, to_host):
+            if self.bad_copies and not to_host:
+                self.bad_copies -= 1
+                raise CopyError
+            return true_call(to_host=to_host)
+
+        transfer.on_stream = on_stream
+
+    @property
+    def patient(self):
+        """Whether a restore waits for all that storage has."""
+        waits = self.stack.config.policy.prefetch
+        return waits is PrefetchPolicy.wait_complete
+
+    # matches
+
+    def find(self, path, salt, limit=None, tail=1):
+        """Match, and compare with what the dictionary and the tiers hold."""
+        before = self.weather.num_meddled
+        match = self.stack.match(prompt(*path, tail=tail), salt, max_tokens=limit)
+        self.model.name(salt, path, match.prompt.hashes)
+        self.check_match(match, salt, path, meddled=self.weather.num_meddled > before)
+        return match
+
+    def check_match(self, match, salt, path, *, meddled):
         ideal = self.model.ideal(salt, path, match.limit)
         assert match.num_pages <= ideal
         assert self.model.holds(salt, path, match.num_pages)
         assert match.num_tokens == match.num_pages * PAGE == sum(match.hit_tokens.values())
         if self.weather.kind == "calm" and not meddled:
-            present = present_by_hand(self.stack, match)
-            assert match.num_pages == longest_by_hand(self.stack, present, match.limit)
-            if self._is_certain():
+            assert match.num_pages == self._longest(match)
+            if self.is_certain() and not self.stack.config.policy.prefetch_min_tokens:
                 assert match.num_pages == ideal
 
-    def _is_certain(self):
+    def _longest(self, match):
+        """The longest prefix by the definition, with the part that is too short to be fetched."""
+        least, stack = self.stack.config.policy.prefetch_min_tokens // PAGE, self.stack
+        above = longest_by_hand(stack, present_by_hand(stack, match, storage=False), match.limit)
+        full = longest_by_hand(stack, present_by_hand(stack, match), match.limit)
+        if match.limit - above < least:
+            return above
+        anchor = stack.cache.tiers.spaces[0]
+        here = present_by_hand(stack, match, storage=False)[anchor][:full]
+        if here and stack.plan.spaces[anchor].window_pages is not None:
+            here = [here[-1]] * full  # without pages a prefix counts where its state is
+        return above if 0 < here.count(False) < least else full
+
+    def is_certain(self):
         """Whether nothing that was ever committed can have been lost."""
         counters = self.stack.counters()
-        lost = ("backups_without_room", "backups_lost_pages", "backups_given_up", "slots_lost")
-        self.model.certain &= not any(counters.get(name) for name in lost)
-        if self.write != "write_through":  # then the device tier may have been the only one
+        self.model.certain &= not any(counters.get(name) for name in LOST)
+        if self.policy["name"] is not WritePolicy.write_through:  # then the device may be alone
             dropped = [n for name, n in counters.items() if name.startswith("evicted.device.")]
             self.model.certain &= not any(dropped)
         return self.model.certain
 
-    def _restore(self, match, salt, path, *, keep, fresh):
+    # leases
+
+    def lease(self, match, *, wait):
+        """A lease; None where a copy failed that somebody waited for."""
+        try:
+            return self.stack.restore(match, wait=wait)
+        except CopyError:
+            assert wait
+            return None
+
+    def restore(self, match, salt, path, *, keep, fresh, wait=True):
         before, cut = self.weather.num_meddled, self._num_cut()
-        lease = self.stack.restore(match)
-        self.engine.verify_lease(match, lease)
+        lease = self.lease(match, wait=wait)
+        if lease is None:
+            return
         assert lease.num_pages <= match.num_pages
         assert self.model.holds(salt, path, lease.num_pages)
         assert lease.num_tokens == lease.num_pages * PAGE == sum(lease.hit_tokens.values())
         calm = self.weather.is_calm and self.weather.num_meddled == before
-        if calm and fresh and self._num_cut() == cut:
+        late = lease.shortened_by == "prefetch_late"
+        assert not (late and self.patient)
+        if calm and fresh and not late and self._num_cut() == cut:
             assert lease.num_pages == match.num_pages
-        if calm and self._is_certain():
+        if calm and self.is_certain():
             assert not lease.degraded
-        self.leases.append(Held(match, lease))
+        held = Held(match, lease)
+        held.known = self._known(held)
+        self.leases.append(held)
+        if wait:
+            self.verify(held)
         if not keep or len(self.leases) > MOST_LIVE:
-            self._release(self.leases[-1 if not keep else 0])
+            self.release(self.leases[-1 if not keep else 0])
+
+    def _known(self, held):
+        """What of a lease is in the device tier already, by index space."""
+        known = {}
+        for space, residents in self.stack.cache.tiers.device.residents.items():
+            pages = [held.hashes[n] for n in self.model.needed(space, len(held.hashes))]
+            given = zip(pages, held.slots(space), strict=True)
+            known[space] = {h for h, n in given if h in residents and residents[h].slot == n}
+        return known
 
     def _num_cut(self):
-        counters = self.stack.counters()
+        counters = self.stack.controller.counters.snapshot()
         return sum(number for name, number in counters.items() if name.startswith("shortened."))
 
-    def _serve(self, path, salt, tail, *, keep):
+    def verify(self, held, layer=None):
+        """What is waited for is there, and all that its reader needs, whatever has happened."""
+        try:
+            held.lease.wait(layer)
+        except LoadError:
+            assert held.failed
+            return
+        assert not held.failed
+        reads = None if layer is None else {layer, self.case.producers.get(layer, layer)}
+        self.engine.verify_lease(held.match, held.lease, reads)
+
+    def release(self, held, *, wait=True):
+        if wait:
+            self.verify(held)
+        self.leases.remove(held)
+        self.accounts.released.append(held)
+        held.lease.release()
+        held.lease.release()
+
+    # fetches
+
+    def fetch(self, path, salt):
+        match = self.find(path, salt)
+        fetch = self.stack.prefetch(match)
+        assert fetch.num_pages <= match.num_pages
+        assert self.model.holds(salt, path, fetch.num_pages)
+        self.fetches.append(fetch)
+        if len(self.fetches) > MOST_LIVE:
+            self.end_fetch(self.fetches[0], cancel=False)
+        return match, fetch
+
+    def end_fetch(self, fetch, *, cancel):
+        """What is fetched is in the host tier, unless it was given up or storage lost it."""
+        self.fetches.remove(fetch)
+        given_up = fetch.ended or not fetch._parts
+        if cancel:
+            fetch.cancel()
+        before = self.weather.num_meddled
+        assert fetch.wait()
+        assert fetch.ended
+        if cancel or given_up or self.weather.num_meddled > before:
+            return
+        if all(result.ok.all() for result in fetch.results):
+            residents = self.stack.cache.tiers.host.residents
+            for space, hashes in fetch.hashes.items():
+                assert hashes <= residents[space].keys(), "what was read is not here"
+
+    # slots
+
+    def serve(self, path, salt, tail, *, keep):
         """Restore what is known and compute the rest, as an engine does."""
-        match = self.stack.match(prompt(*path, tail=tail), salt)
-        self.model.name(salt, path, match.prompt.hashes)
-        with self.stack.restore(match) as lease:
+        match = self.find(path, salt, tail=tail)
+        lease = self.lease(match, wait=True)
+        if lease is None:
+            return
+        with lease:
             self.engine.verify_lease(match, lease)
             assert self.model.holds(salt, path, lease.num_pages)
             at = [n // PAGE for n in self.stack.checkpoints(match, lease.num_tokens)]
-            self._commit(path, salt, lease.num_pages, tail, at, keep=keep)
+            self.commit(path, salt, lease.num_pages, tail, at, keep=keep)
 
-    def _commit(self, path, salt, start, tail, at, *, keep):
+    def commit(self, path, salt, start, tail, at, *, keep):
         tokens = prompt(*path, tail=tail)
         made = Prompt.of(tokens, PAGE, salt)
         self.model.name(salt, path, made.hashes)
-        slots = self._allocate(len(path) + bool(tail) - start, len(at) if self.has_states else 0)
+        slots = self.allocate(len(path) + bool(tail) - start, len(at) if self.has_states else 0)
         if slots is None:
             return
         states = self._compute(slots, made.hashes, start, at)
         committed = self.stack.commit(tokens, slots, states, salt, start=start * PAGE)
         kept = [end for end in at if end * PAGE not in committed.incomplete]
-        assert committed.num_checkpoints == len(kept)
+        thins = self.policy.get("checkpoints_per_branch") is not None
+        assert committed.num_checkpoints <= len(kept)
+        assert committed.num_checkpoints == len(kept) or thins
         assert committed.num_pages <= len(path) - start
         for end in at:  # what the caller brought along is complete
             if all(min(self._window(s, end), default=start) >= start for s in self.case.rules):
                 assert end in kept
         self.model.commit(salt, path, start, kept)
-        self._keep_some(slots, keep=keep)
+        self.keep_some(slots, keep=keep)
 
     def _compute(self, slots, hashes, start, at):
         for space, ids in slots.pages.items():
@@ -125,66 +269,115 @@ class World(RuleBasedStateMachine):
                 self.engine.fill(space, slot, hashes[end - 1])
         return {end * PAGE: state for end, state in zip(at, slots.states, strict=True)}
 
-    def _keep_some(self, slots, *, keep):
-        """An engine keeps what the cache did not take until its request ends."""
-        self.slots.append(slots)
-        if not keep or len(self.slots) > MOST_LIVE:
-            self.slots.pop(-1 if not keep else 0).release()
-
     def _window(self, space, end):
         return self.model.needed(space, end) if isinstance(self.case.rules[space], int) else ()
 
-    def _allocate(self, num_pages, num_states):
+    def allocate(self, num_pages, num_states):
         spaces = self.stack.plan.spaces
         counts = {n: num_states if one.is_state else num_pages for n, one in spaces.items()}
-        rooms = {space: room(self.accounts, space) for space in spaces}
+        rooms = {space: self.accounts.room(space) for space in spaces}
         slots = self.stack.allocate(num_pages, num_states)
         possible = all(rooms[space] >= count for space, count in counts.items())
         assert (slots is not None) == possible, "room that is there is given, and no other"
         return slots
 
-    def _release(self, held):
-        """Until the end a lease has its bytes, whatever has happened."""
-        self.engine.verify_lease(held.match, held.lease)
-        self.leases.remove(held)
-        held.lease.release()
-        held.lease.release()
+    def keep_some(self, slots, *, keep):
+        """An engine keeps what the cache did not take until its request ends, with its stamp."""
+        for _, cell, _ in self._cells(slots):
+            cell.fill_(POISON)
+        self.slots.append(slots)
+        if not keep or len(self.slots) > MOST_LIVE:
+            self.give_up(self.slots[-1 if not keep else 0])
 
-    def _check_saved(self):
-        host, stored = self.stack.cache.tiers.host, self.store.keys()
-        hashes = {key.rsplit("/", 1)[-1] for key in stored}
+    def give_up(self, slots):
+        """Nobody writes to slots that a caller owns."""
+        assert all(bool((cell == POISON).all()) for _, cell, _ in self._cells(slots))
+        self.slots.remove(slots)
+        slots.release()
+        slots.release()
+
+    def _cells(self, slots):
+        owned = [(space, slot) for space, ids in slots.pages.items() for slot in ids]
+        owned += [item for state in slots.states for item in state.items()]
+        return [cell for space, slot in owned for cell in self.engine.cells(space, slot)]
+
+    # what happens while somebody waits for the store
+
+    def meanwhile_device(self, _index, _path):
+        self.evict("device")
+
+    def meanwhile_host(self, _index, _path):
+        self.evict("host")
+
+    def meanwhile_job(self, index, _path):
+        self.jobs.step_at(index)
+
+    def meanwhile_end(self, index, _path):
+        if self.leases:
+            self.release(self.leases[index % len(self.leases)], wait=bool(index % 2))
+
+    def meanwhile_take(self, index, _path):
+        slots = self.allocate(index % 9, 0)
+        if slots is not None:
+            self.keep_some(slots, keep=False)
+
+    def meanwhile_fetch(self, _index, path):
+        self.fetch(path, None)
+
+    def meanwhile_cancel(self, index, _path):
+        if self.fetches:
+            self.fetches[index % len(self.fetches)].cancel()
+
+    def meanwhile_serve(self, _index, path):
+        self.serve(path, None, 0, keep=False)
+
+    # what operators do
+
+    def check_saved(self):
+        host, stored = self.stack.cache.tiers.host, set(self.store.keys())
         for space in host.residents if not self.lossy else ():
-            missing = [h for h in host.residents[space] if h.hex() not in hashes]
-            assert not missing, f"saved pages of {space} that are nowhere"
+            for page_hash in host.residents[space]:
+                assert stored.issuperset(self.accounts.keys(space, page_hash)), "saved, and nowhere"
 
-    def _evict(self, tier):
+    def evict(self, tier):
         """Whatever is not in use has to go."""
         tiers = self.stack.cache.tiers
         with tiers.lock:
             getattr(tiers, tier).clear(None)
 
-    def _clear(self, salt):
+    def clear(self, salt):
+        scope = salt and scope_name(salt, None)
         with self.jobs.at_once():
-            self.stack.clear(salt and Prompt.of([], PAGE, salt).scope)
+            self.stack.clear(scope)
+        self._all_fetches_ended()
+        if self.stack.backend is not None:
+            left = map(parse_key, self.store.keys())
+            assert not any(scope in (None, key.scope) for key in left)
         if self.leases or self.stack.backend is None or not self.weather.is_calm:
             self.model.certain = False
-        else:
-            self.model.forget([salt] if salt else [None, "a"])
+            return
+        self.model.forget([salt] if salt else [None, "a"])
+        tiers = self.stack.cache.tiers
+        for tier in (tiers.device, tiers.host):
+            entries = (*tier.pages.values(), *tier.checkpoints.values())
+            assert not any(scope in (None, one.scope) for one in entries)
 
-    def _restart(self):
+    def restart(self):
         """Another process opens the same store; what was held is released after the close."""
-        held = [*self.leases], [*self.slots]
-        self.leases.clear()
-        self.slots.clear()
+        held, stack = (self.leases, self.slots), self.stack
         self.matches.clear()
-        self._is_certain()
-        self.model.certain &= self.stack.backend is not None and self.write == "write_through"
+        self.is_certain()
+        self.model.certain &= stack.backend is not None
+        self.model.certain &= self.policy["name"] is WritePolicy.write_through
         with self.jobs.at_once():
-            self.stack.close()
+            stack.close()
+        self._all_fetches_ended()
+        assert all(one.load.ended for one in self.leases)
         _release_all(*held)
-        self._open()
+        check_accounts(stack)
+        self.open()
 
-    def _attach(self, event):
+    def attach(self, event):
         if event == "another":
             self.store = Store(self.weather)
         with self.jobs.at_once():
@@ -192,40 +385,46 @@ class World(RuleBasedStateMachine):
                 self.stack.detach()
             else:
                 self.stack.attach(self.store)
+        self._all_fetches_ended()
         self.model.certain &= event == "reattach"
+
+    def _all_fetches_ended(self):
+        """What ends a stack's storage ends what is on its way, and those who wait are told."""
+        assert all(fetch.ended and fetch.wait(0) for fetch in self.fetches)
+        self.fetches.clear()
 
     @invariant()
     def everything_is_accounted_for(self):
         self.steps["all"] += 1
         if self.stack is not None:
+            if self.weather.errors:
+                raise self.weather.errors[0]
             self.jobs.check()
-            self.accounts.check(len(self.jobs.jobs))
+            self.accounts.check()
 
     def teardown(self):
         if self.stack is None:
             return
         _release_all(self.leases, self.slots)
-        self.leases.clear()
-        self.slots.clear()
         self.weather.kind, self.weather.meanwhile = "calm", None
         with self.jobs.at_once():
             for late in self.weather.late:
                 late.end()
             self.stack.publish()
             self.everything_is_accounted_for()
-            self._verify_residents()
+            self.accounts.check_all_bytes()
             self.stack.clear()
             for tier in (self.stack.device, self.stack.group):
                 assert all(one.num_free == one.num_slots for one in tier.spaces.values())
             self.stack.close()
 
-    def _verify_residents(self):
-        """Every byte in the device tier, of whatever pool, is that of its page."""
-        for space, residents in self.stack.cache.tiers.device.residents.items():
-            for page_hash, one in residents.items():
-                self.engine.verify(space, one.slot, page_hash, ("draft",) if one.degraded else ())
+
+class CopyError(Exception):
+    """A copy that was made to fail."""
 
 
 def _release_all(leases, slots):
     for one in (*(held.lease for held in leases), *slots):
         one.release()
+    leases.clear()
+    slots.clear()

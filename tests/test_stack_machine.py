@@ -1,6 +1,7 @@
 """Any order of events, on every kind of model: no wrong byte, no wrong length, nothing leaks."""
 
 from collections import Counter
+from functools import partial
 from zlib import crc32
 
 import pytest
@@ -8,8 +9,10 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
-from tests.engine import PAGE, POISON, prompt
-from tests.machine_cases import CASES, EVICTIONS, INDEX, LENGTHS, PATHS, SALTS, TRUNK, UNITS, WRITES
+import composer.prefetch
+from composer.lookup import Prompt
+from tests.engine import PAGE, longest_by_hand, present_by_hand, prompt
+from tests.machine_cases import CASES, INDEX, LENGTHS, PATHS, SALTS, TRUNK, UNITS, policies
 from tests.machine_store import Weather
 from tests.machine_world import World
 
@@ -21,52 +24,65 @@ class Machine(World):
 
     @initialize(
         units=UNITS,
-        write=WRITES,
-        eviction=EVICTIONS,
+        policy=policies(),
         calm_only=st.booleans(),
+        page_by_page=st.booleans(),
         first=st.lists(PATHS, max_size=3),
     )
-    def start(self, units, write, eviction, calm_only, first):
-        self.units, self.write, self.eviction = units, write, eviction
-        self.calm_only = calm_only
-        self._open()
+    def start(self, units, policy, calm_only, page_by_page, first):
+        self.units, self.policy, self.calm_only = units, policy, calm_only
+        composer.prefetch.PART_BYTES = 1 if page_by_page else 1 << 20  # ``run`` puts it back
+        self.open()
         for path in first:
-            self._serve(path, None, tail=0, keep=False)
+            self.serve(path, None, tail=0, keep=False)
 
     # what engines do
 
     @rule(path=PATHS, salt=SALTS, limit=st.none() | st.integers(0, len(TRUNK) * PAGE))
     def match(self, path, salt, limit):
-        before = self.weather.num_meddled
-        match = self.stack.match(prompt(*path, tail=1), salt, max_tokens=limit)
-        self.model.name(salt, path, match.prompt.hashes)
-        self._check_match(match, salt, path, meddled=self.weather.num_meddled > before)
+        match = self.find(path, salt, limit)
         self.matches = [*self.matches[-2:], (match, salt, path)]
 
-    @rule(path=PATHS, salt=SALTS, keep=st.booleans())
-    def restore(self, path, salt, keep):
+    @rule(path=PATHS, salt=SALTS, keep=st.booleans(), wait=st.booleans())
+    def restore_a_prompt(self, path, salt, keep, wait):
         before = self.weather.num_meddled
-        match = self.stack.match(prompt(*path, tail=1), salt)
-        self.model.name(salt, path, match.prompt.hashes)
+        match = self.find(path, salt)
         fresh = self.weather.num_meddled == before
-        self._restore(match, salt, path, keep=keep, fresh=fresh)
-
-    @rule(path=PATHS, salt=SALTS, abort=st.booleans())
-    def prefetch(self, path, salt, abort):
-        """What is fetched early, or given up on the way, is a hit later, or a miss."""
-        match = self.stack.match(prompt(*path, tail=1), salt)
-        self.model.name(salt, path, match.prompt.hashes)
-        fetch = self.stack.prefetch(match)
-        if abort:
-            fetch.cancel()
-        assert fetch.wait()
-        assert self.model.holds(salt, path, fetch.num_pages)
+        self.restore(match, salt, path, keep=keep or not wait, fresh=fresh, wait=wait)
 
     @precondition(lambda self: self.matches)
-    @rule(index=INDEX, keep=st.booleans())
-    def restore_an_old_match(self, index, keep):
+    @rule(index=INDEX, keep=st.booleans(), wait=st.booleans())
+    def restore_an_old_match(self, index, keep, wait):
         match, salt, path = self.matches.pop(index % len(self.matches))
-        self._restore(match, salt, path, keep=keep, fresh=False)
+        self.restore(match, salt, path, keep=keep or not wait, fresh=False, wait=wait)
+
+    @precondition(lambda self: self.leases)
+    @rule(index=INDEX, layer=st.sampled_from([None, 0, 1, 2]))
+    def wait_for_a_layer(self, index, layer):
+        self.verify(self.leases[index % len(self.leases)], layer)
+
+    @rule(path=PATHS, salt=SALTS, then=st.sampled_from(["keep", "keep", "wait", "cancel"]))
+    def prefetch(self, path, salt, then):
+        """What is fetched early is in the host tier by the end; other things happen meanwhile."""
+        before = self.weather.num_meddled
+        match, fetch = self.fetch(path, salt)
+        if then == "keep":
+            return
+        self.end_fetch(fetch, cancel=then == "cancel")
+        calm = self.weather.is_calm and self.weather.num_meddled == before
+        if then == "wait" and calm and match.num_pages == fetch.num_pages:
+            here = present_by_hand(self.stack, match, storage=False)
+            assert longest_by_hand(self.stack, here, fetch.num_pages) == fetch.num_pages
+
+    @precondition(lambda self: self.fetches)
+    @rule(index=INDEX, how=st.sampled_from(["wait", "cancel", "leave"]))
+    def end_a_prefetch(self, index, how):
+        fetch = self.fetches[index % len(self.fetches)]
+        if how == "leave":  # whoever runs it finds nothing to read
+            fetch.cancel()
+            self.fetches.remove(fetch)
+        else:
+            self.end_fetch(fetch, cancel=how == "cancel")
 
     @rule(
         path=PATHS,
@@ -76,47 +92,43 @@ class Machine(World):
         at=st.sets(LENGTHS | st.just(99), max_size=3),
         keep=st.booleans(),
     )
-    def commit(self, path, salt, start, tail, at, keep):
+    def commit_a_chunk(self, path, salt, start, tail, at, keep):
         """A chunk of a prompt, from any page on, with boundaries anywhere."""
         at = sorted({min(n, len(path)) for n in at})
-        self._commit(path, salt, start % (len(path) + 1), tail, at, keep=keep)
+        self.commit(path, salt, start % (len(path) + 1), tail, at, keep=keep)
 
     @rule(path=PATHS, salt=SALTS, tail=st.sampled_from([0, 1]), keep=st.booleans())
-    def serve(self, path, salt, tail, keep):
-        self._serve(path, salt, tail, keep=keep)
+    def serve_a_prompt(self, path, salt, tail, keep):
+        self.serve(path, salt, tail, keep=keep)
 
     @rule(salt=SALTS, turns=st.sets(LENGTHS, max_size=3))
     def converse(self, salt, turns):
         """Several turns of one conversation, each longer than the one before."""
         for length in sorted(turns):
-            self._serve(TRUNK[:length], salt, tail=1, keep=False)
+            self.serve(TRUNK[:length], salt, tail=1, keep=False)
             self.everything_is_accounted_for()
 
     @rule(num_pages=st.integers(0, 8), num_states=st.integers(0, 2), keep=st.booleans())
-    def allocate(self, num_pages, num_states, keep):
+    def allocate_slots(self, num_pages, num_states, keep):
         """Slots for a request that will not be cached: something has to go."""
-        slots = self._allocate(num_pages, num_states if self.has_states else 0)
-        if slots is None:
-            return
-        owned = [(space, slot) for space, ids in slots.pages.items() for slot in ids]
-        owned += [item for state in slots.states for item in state.items()]
-        for space, slot in owned:
-            for _, cell, _ in self.engine.cells(space, slot):
-                cell.fill_(POISON)
-        self._keep_some(slots, keep=keep)
+        slots = self.allocate(num_pages, num_states if self.has_states else 0)
+        if slots is not None:
+            self.keep_some(slots, keep=keep)
 
     @precondition(lambda self: self.leases or self.slots)
-    @rule(index=INDEX)
-    def release(self, index):
+    @rule(index=INDEX, wait=st.booleans())
+    def release_one(self, index, wait):
         index %= len(self.leases) + len(self.slots)
         if index < len(self.leases):
-            self._release(self.leases[index])
+            self.release(self.leases[index], wait=wait)
         else:
-            self.slots.pop(index - len(self.leases)).release()
+            self.give_up(self.slots[index - len(self.leases)])
 
     @rule(path=PATHS, salt=SALTS)
     def explain(self, path, salt):
-        told = self.stack.explain(prompt(*path), salt)
+        tokens = prompt(*path)
+        self.model.name(salt, path, Prompt.of(tokens, PAGE, salt).hashes)
+        told = self.stack.explain(tokens, salt)
         assert told["boundary_pages"] <= self.model.ideal(salt, path, len(path))
 
     # what workers and operators do
@@ -140,33 +152,27 @@ class Machine(World):
                 again = [self.stack.publish().pages_unsaved for _ in range(3)]
                 assert again[-1] == 0, "what is in host memory reaches storage"
                 if self.weather.num_meddled == meddled:
-                    self._check_saved()
+                    self.check_saved()
 
     @rule(event=st.sampled_from(["device", "device", "host", "both", "restart", "clear", "all"]))
     def operate(self, event):
         if event in ("device", "host"):
-            self._evict(event)
+            self.evict(event)
         elif event == "both":
-            self._evict("device")
-            self._evict("host")
+            self.evict("device")
+            self.evict("host")
         elif event == "restart":
-            self._restart()
+            self.restart()
         else:
-            self._clear(None if event == "all" else "a")
+            self.clear(None if event == "all" else "a")
 
-    @rule(what=st.sampled_from(["device", "host", "job", "lease", "slots"]), index=INDEX)
-    def something_happens_during_the_next_call(self, what, index):
-        def happen():
-            if what in ("device", "host"):
-                self._evict(what)
-            elif what == "job":
-                self.jobs.step_at(index)
-            elif what == "lease" and self.leases:
-                self._release(self.leases[index % len(self.leases)])
-            elif what == "slots" and (slots := self.stack.allocate(index % 9, 0)) is not None:
-                slots.release()
-
-        self.weather.meanwhile = happen
+    @rule(
+        what=st.sampled_from(["device", "host", "job", "end", "take", "fetch", "cancel", "serve"]),
+        index=INDEX,
+        path=PATHS,
+    )
+    def something_happens_during_the_next_call(self, what, index, path):
+        self.weather.meanwhile = partial(getattr(self, f"meanwhile_{what}"), index, path)
 
     # what goes wrong
 
@@ -195,7 +201,12 @@ class Machine(World):
             if self.weather.late:
                 self.weather.late.pop(index % len(self.weather.late)).end()
         else:
-            self._attach(event)
+            self.attach(event)
+
+    @precondition(lambda self: not self.calm_only)
+    @rule(number=st.integers(1, 2))
+    def copies_will_fail(self, number):
+        self.bad_copies = number
 
 
 def run(case: str, num_stories: int, num_steps: int = 50, start: str = "", **more) -> int:
@@ -213,6 +224,7 @@ def run(case: str, num_stories: int, num_steps: int = 50, start: str = "", **mor
     told = seed(crc32(f"{case} {start}".encode()))(machine)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("composer.sender.PATIENCE_S", 0.0)  # nobody works while a rule waits
+        patch.setattr("composer.prefetch.PART_BYTES", 1)
         run_state_machine_as_test(told, settings=settings(**{**fixed, **more}))
     return steps.total()
 
