@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from composer.controller import HybridCacheController
 from composer.group import Reservation
 from composer.ledger import Ledger
 from composer.lookup import Tiers
@@ -13,6 +15,7 @@ from composer.plan import StackPlan
 from composer.residency import Checkpoint, PageEntry, Resident
 from composer.transfer import PoolTransfer
 
+log = logging.getLogger(__name__)
 Hashes = Mapping[str, Sequence[bytes]]  # index space -> page hashes
 Write = Callable[[str, Hashes, Sequence[bytes]], None]  # scope, pinned slots, the chain before
 
@@ -43,6 +46,23 @@ class Batch:
         return sum(plan.spaces[space].host_slot_bytes * count for space, count in counts)
 
 
+@dataclass(frozen=True)
+class Route:
+    """What every batch goes through.
+
+    Attributes:
+        tiers: Where it moves.
+        ledger: Knows what becomes of its slots.
+        write: Writes pinned host slots to storage.
+        put_off: Told of a batch that could not be copied.
+    """
+
+    tiers: Tiers
+    ledger: Ledger
+    write: Write
+    put_off: Callable[[Batch], None]
+
+
 class Backup:
     """One batch on its way: reserved in the caller's thread, moved on a worker.
 
@@ -50,61 +70,103 @@ class Backup:
         num_bytes: Bytes of the host tier that it may take.
     """
 
-    def __init__(self, tiers: Tiers, batch: Batch, ledger: Ledger, write: Write) -> None:
+    def __init__(self, route: Route, batch: Batch) -> None:
+        tiers = route.tiers
         self.num_bytes = batch.num_bytes(tiers.plan)
-        self._copied = False
-        self._tiers, self._batch, self._ledger, self._write = tiers, batch, ledger, write
+        self._copied = self._given_up = False
+        self._route, self._tiers, self._batch = route, tiers, batch
         self._device, self._host = Pins(tiers.device, "backup"), Pins(tiers.host, "backup")
         self._hashes: dict[str, list[bytes]] = {}
         self._taken: Reservation = {}
 
     def reserve(self) -> bool:
         """Take host slots for all of the batch, or none."""
-        tiers = self._tiers
-        with tiers.lock:
-            wanted = self._wanted()
-            self._device.add(wanted)
-            self._host.add(wanted)
-            self._hashes = {
-                space: [h for h in hashes if h not in tiers.host.residents[space]]
-                for space, hashes in wanted.items()
-            }
-            counts = {space: len(found) for space, found in self._hashes.items() if found}
-            taken = tiers.host.take(counts)
-            if taken is None:
-                self._release()
-                return False
-            self._take(taken)
-            known = (tiers.device.pages, tiers.host.pages)
-            lost = [p for p in self._batch.pages if not any(p.page_hash in one for one in known)]
-        if lost:  # evicted from the device while they waited for room
-            tiers.controller.counters.add("backups_lost_pages", len(lost))
-        return True
+        with self._tiers.lock:
+            try:
+                reserved = self._reserve()
+            except BaseException:
+                self.give_up()
+                raise
+            lost = self._lost() if reserved else {}
+        self._tiers.controller.counters.add_all(lost, "backups_lost.")
+        return reserved
 
     def run(self) -> None:
         """Copy to the host unless that was done, and write to storage."""
+        if self._given_up:
+            return
         try:
             self.copy()
             hashes = {space: found for space, found in self._hashes.items() if found}
-            self._write(self._batch.scope, hashes, self._batch.before)
+            self._route.write(self._batch.scope, hashes, self._batch.before)
         finally:
             with self._tiers.lock:
                 self._release()
 
     def copy(self) -> None:
-        """Copy to the host, and adopt there. Gives everything back on failure."""
-        if self._copied:
+        """Copy to the host, and adopt there; gives up where that fails."""
+        if self._copied or self._given_up:
             return
         try:
-            self._tiers.controller.backup(self._transfers())
+            self._tiers.controller.backup(self.transfers())
+        except BaseException:
+            self.give_up()
+            raise
+        self.adopt()
+
+    def adopt(self) -> None:
+        """The host tier takes over what was copied."""
+        if self._given_up:
+            return
+        try:
             with self._tiers.lock:
                 self._adopt()
                 self._device.release()
-            self._copied = True
+                self._copied = True
         finally:
             if not self._copied:
-                with self._tiers.lock:
-                    self._release()
+                self.give_up()
+
+    def give_up(self) -> None:
+        """Give everything back: it will not be copied now."""
+        with self._tiers.lock:
+            self._release()
+            if not self._copied:
+                self._given_up = True
+                self._route.put_off(self._batch)
+
+    def transfers(self) -> list[PoolTransfer]:
+        """What has to be copied."""
+        with self._tiers.lock:
+            device = self._tiers.device
+            return [
+                PoolTransfer(space, device.slots(space, self._hashes[space]), slots)
+                for space, slots in self._taken.items()
+            ]
+
+    def _reserve(self) -> bool:
+        tiers, wanted = self._tiers, self._wanted()
+        self._device.add(wanted)
+        self._host.add(wanted)
+        self._hashes = {
+            space: [h for h in hashes if h not in tiers.host.residents[space]]
+            for space, hashes in wanted.items()
+        }
+        counts = {space: len(found) for space, found in self._hashes.items() if found}
+        taken = tiers.host.take(counts)
+        if taken is None:
+            self._release()
+            return False
+        self._take(taken)
+        return True
+
+    def _lost(self) -> dict[str, int]:
+        """What the tiers have given up while it waited for room."""
+        both, batch = (self._tiers.device, self._tiers.host), self._batch
+        pages = sum(not any(p.page_hash in tier.pages for tier in both) for p in batch.pages)
+        boundaries = [c.page_hash for c in batch.checkpoints if c.holds]
+        gone = sum(not any(h in tier.checkpoints for tier in both) for h in boundaries)
+        return {name: n for name, n in (("pages", pages), ("boundaries", gone)) if n}
 
     def _wanted(self) -> dict[str, list[bytes]]:
         """Hashes per index space of what is still in the device tier."""
@@ -116,14 +178,6 @@ class Backup:
             held = (h for c in self._batch.checkpoints for h in c.holds[space] if h in known)
             wanted[space] = list(dict.fromkeys(held))
         return wanted
-
-    def _transfers(self) -> list[PoolTransfer]:
-        with self._tiers.lock:
-            device = self._tiers.device
-            return [
-                PoolTransfer(space, device.slots(space, self._hashes[space]), slots)
-                for space, slots in self._taken.items()
-            ]
 
     def _adopt(self) -> None:
         host, device, taken = self._tiers.host, self._tiers.device, self._take({})
@@ -155,12 +209,13 @@ class Backup:
             if all(h in host.residents[s] for s, held in checkpoint.holds.items() for h in held):
                 host.add_checkpoint(checkpoint)
         for space, hashes in self._hashes.items():
-            self._ledger.expect(((space, h) for h in hashes), self._batch.scope)
+            self._route.ledger.expect(((space, h) for h in hashes), self._batch.scope)
 
     def _take(self, slots: Reservation) -> Reservation:
         """Keep these host slots, and return those before."""
         before, self._taken = self._taken, slots
-        self._ledger.num_coming += sum(map(len, slots.values())) - sum(map(len, before.values()))
+        more = sum(map(len, slots.values())) - sum(map(len, before.values()))
+        self._route.ledger.num_coming += more
         return before
 
     def _release(self) -> None:
@@ -170,20 +225,45 @@ class Backup:
 
 
 class Rewrite:
-    """Host slots that storage does not have, written again."""
+    """Host slots that storage does not have, written again; made under the caches' lock."""
 
     num_bytes = 0  # they are in the host tier already
 
-    def __init__(
-        self, tiers: Tiers, scope: str, hashes: dict[str, list[bytes]], write: Write
-    ) -> None:
-        self._tiers, self._scope, self._hashes, self._write = tiers, scope, hashes, write
-        self._host = Pins(tiers.host, "rewrite")
+    def __init__(self, route: Route, scope: str, hashes: dict[str, list[bytes]]) -> None:
+        self._route, self._scope, self._hashes = route, scope, hashes
+        self._host = Pins(route.tiers.host, "rewrite")
         self._host.add(hashes)
 
     def run(self) -> None:
+        """Write to storage."""
         try:
-            self._write(self._scope, self._hashes, ())
+            self._route.write(self._scope, self._hashes, ())
         finally:
-            with self._tiers.lock:
-                self._host.release()
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Let the slots go."""
+        with self._route.tiers.lock:
+            self._host.release()
+
+
+def copy_together(controller: HybridCacheController, backups: Sequence[Backup]) -> bool:
+    """Copy the slots of several reserved batches at once, in one call; whether that went well.
+
+    Each has to ``adopt`` its own afterwards. Where it went wrong nothing has changed: one of them
+    is at fault, and each has to be copied by itself.
+    """
+    slots: dict[str, tuple[list[int], list[int]]] = {}
+    for backup in backups:
+        for one in backup.transfers():
+            device_ids, host_ids = slots.setdefault(one.pool, ([], []))
+            device_ids += one.device_ids
+            host_ids += one.host_ids
+    try:
+        controller.backup([PoolTransfer(space, *ids) for space, ids in slots.items()])
+    except Exception as error:
+        log.warning("a merged copy failed: %s: %s", type(error).__name__, error)
+        controller.counters.add("backups_unmerged", len(backups))
+        return False
+    controller.counters.add("backups_merged", len(backups))
+    return True

@@ -55,7 +55,18 @@ METRICS: Mapping[str, Metric] = {
     "slots_unsaved": Metric("Host slots that storage is not known to have", is_gauge=True),
     "slots_written": Metric("Slots that storage took"),
     "slots_saved": Metric("Slots seen in storage"),
-    "slots_lost": Metric("Slots evicted from the host tier before storage had them"),
+    "slots_lost": Metric("Slots that no tier has any more, and storage never had"),
+    "slots_resting": Metric(
+        "Host slots that storage lost again and again, and is spared for a while", is_gauge=True
+    ),
+    "backups_merged": Metric("Batches whose copies to the host tier were made in one with others'"),
+    "backups_unmerged": Metric("Batches copied by themselves after a merged copy had failed"),
+    "backups_without_room": Metric("Batches that had to wait for room in the host tier"),
+    "backups_put_off": Metric("Pages and boundaries that could not be copied, to be tried again"),
+    "backups_lost": Metric(
+        "Pages and boundaries that the device tier gave up before they could be copied", ("kind",)
+    ),
+    "jobs_failed": Metric("Jobs on workers that raised, which no fault of a store does"),
     "loads_in_flight": Metric("Restores whose layers are still being loaded", is_gauge=True),
     "moved_bytes": Metric("Bytes moved, payload to storage with trailers", ("direction",)),
     "moved_us": Metric(

@@ -6,12 +6,32 @@ Without the head the rest of a chain is lost to everybody else, and to this proc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from time import monotonic
 
 from composer.lookup import Tiers
 from composer.transfer import PoolTransfer
 
 MOST_KNOWN = 4096
+MOST_GUARDED = 16
+
+
+@dataclass(slots=True, eq=False)
+class Head:
+    """First pages of a chain that was hit.
+
+    Attributes:
+        scope: Whose chain it is.
+        hashes: The pages, in prefix order.
+        asked_at: When it was last looked for, or seen first.
+        is_asked: Whether somebody is looking for it.
+    """
+
+    scope: str
+    hashes: list[bytes]
+    asked_at: float
+    is_asked: bool = False
 
 
 class Heads:
@@ -33,29 +53,34 @@ class Heads:
     ) -> None:
         self._tiers, self._num_pages = tiers, num_pages
         self._every_s, self._clock = every_s, clock
-        self._asked_at: dict[bytes, float] = {}  # last page of a head, the oldest first
+        self._known: dict[bytes, Head] = {}  # by its last page, the least recently hit first
 
-    def due(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """The head of a prefix that was hit, where it has to be looked for now; else nothing."""
-        head = list(hashes[: self._num_pages])
-        if not head or self._tiers.controller.backend is None:
-            return []
+    def due(self, scope: str, hashes: Sequence[bytes]) -> Head | None:
+        """The head of a prefix that was hit, where it has to be looked for now."""
+        last = min(self._num_pages, len(hashes)) - 1
+        if last < 0 or self._tiers.controller.backend is None:
+            return None
         now = self._clock()
-        asked_at = self._asked_at.get(head[-1])
-        if asked_at is None or now - asked_at >= self._every_s:
-            self._asked_at.pop(head[-1], None)
-            self._asked_at[head[-1]] = now
-        if len(self._asked_at) > MOST_KNOWN:
-            del self._asked_at[next(iter(self._asked_at))]
-        if asked_at is None:  # it was just written, or read
-            asked_at = now
-        return head if now - asked_at >= self._every_s else []
+        head = self._known.pop(hashes[last], None)
+        if head is None:  # it was just written, or read
+            head = Head(scope, list(hashes[: last + 1]), now)
+        self._known[hashes[last]] = head
+        if len(self._known) > MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+        if head.is_asked or now - head.asked_at < self._every_s:
+            return None
+        head.asked_at, head.is_asked = now, True
+        return head
 
-    def missing(self, scope: str, head: Sequence[bytes]) -> dict[str, list[bytes]]:
+    def hottest(self) -> list[Head]:
+        """A few heads that were hit last, the very last at the end."""
+        return list(islice(reversed(self._known.values()), MOST_GUARDED))[::-1]
+
+    def missing(self, head: Head) -> dict[str, list[bytes]]:
         """What storage lacks: pages, and the longest boundary of the head that is kept here."""
         asked = [
-            PoolTransfer(space, page_hashes=hashes, scope=scope)
-            for space, hashes in self._wanted(head).items()
+            PoolTransfer(space, page_hashes=hashes, scope=head.scope)
+            for space, hashes in self._wanted(head.hashes).items()
         ]
         missing = {}
         for one, answer in zip(asked, self._tiers.controller.exists(asked), strict=True):

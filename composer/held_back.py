@@ -29,18 +29,22 @@ class HeldBack:
         return entry.page_hash in known
 
     def add(self, pages: Iterable[bytes], checkpoints: Iterable[bytes]) -> None:
-        """Hold these back, without a hit."""
+        """Hold these back, as far as they are still here, without a hit."""
+        device = self._device
         for page_hash in pages:
-            self.pages.setdefault(page_hash, 0)
+            if page_hash in device.pages:
+                self.pages.setdefault(page_hash, 0)
         for page_hash in checkpoints:
-            self.checkpoints.setdefault(page_hash, 0)
-        here = self._device.checkpoints  # boundaries go without a word
-        if len(self.checkpoints) > 64 + 2 * len(here):
-            self.checkpoints = {one: hits for one, hits in self.checkpoints.items() if one in here}
+            if page_hash in device.checkpoints:
+                self.checkpoints.setdefault(page_hash, 0)
 
-    def forget(self, page_hash: bytes) -> None:
-        """The device tier gave a page up."""
-        self.pages.pop(page_hash, None)
+    def forget(self, page_hash: bytes) -> bool:
+        """The device tier gave a page up; whether it was held back."""
+        return self.pages.pop(page_hash, None) is not None
+
+    def forget_checkpoint(self, page_hash: bytes) -> bool:
+        """The device tier gave a boundary up; whether it was held back."""
+        return self.checkpoints.pop(page_hash, None) is not None
 
     def take(self, page_hash: bytes, least_hits: int = 0) -> Batch | None:
         """A page with all of its chain that is held back, and the boundaries hit often enough.
@@ -53,7 +57,7 @@ class HeldBack:
         at = [one for one in hashes if self.checkpoints.get(one, -1) >= least_hits]
         for one in at:
             del self.checkpoints[one]
-        found = [self._device.checkpoints[one] for one in at if one in self._device.checkpoints]
+        found = [self._device.checkpoints[one] for one in at]
         if not pages and not found:
             return None
         first = hashes.index(pages[0].page_hash) if pages else len(hashes)
@@ -67,9 +71,8 @@ class HeldBack:
             page_hash = next(reversed(self.pages))  # the end of a chain came after its start
             batches.append(self.take(page_hash))
             self.pages.pop(page_hash, None)
-        for page_hash in list(self.checkpoints):
-            batches.append(self.take(page_hash))
-        self.checkpoints.clear()
+        while self.checkpoints:
+            batches.append(self.take(next(reversed(self.checkpoints))))
         return [batch for batch in batches if batch is not None]
 
     def _chain(self, page_hash: bytes) -> list[PageEntry]:

@@ -15,14 +15,23 @@ class _Written:
     asked_at: float | None = None
 
 
+@dataclass(slots=True)
+class _Resting:
+    scope: str
+    until: float
+
+
 class Ledger:
     """Host slots that are not saved yet. Used under the caches' lock.
+
+    A slot that storage has lost is written again at once. One that it loses again and again does
+    not fit there beside what is used more: it rests, each time twice as long.
 
     Attributes:
         num_written: Slots that became written, ever.
         num_saved: Slots that became saved, ever.
         num_coming: Slots that are on their way to the host tier.
-        num_lost: Slots that the host tier gave up before storage had them, ever.
+        num_lost: Slots that no tier has any more and storage never had, ever.
     """
 
     def __init__(self, reprove_s: float, clock: Callable[[], float] = monotonic) -> None:
@@ -30,20 +39,28 @@ class Ledger:
         self._reprove_s, self._clock = reprove_s, clock
         self._unwritten: dict[Slot, str] = {}
         self._unproven: dict[Slot, _Written] = {}
+        self._resting: dict[Slot, _Resting] = {}
         self._failed: set[Slot] = set()  # of the unwritten: nobody is about to write them
+        self._num_losses: dict[Slot, int] = {}  # in a row
 
     @property
     def num_unsaved(self) -> int:
-        return self.num_coming + len(self._unwritten) + len(self._unproven)
+        known = len(self._unwritten) + len(self._unproven) + len(self._resting)
+        return self.num_coming + known
+
+    @property
+    def num_resting(self) -> int:
+        """Slots that storage has lost again and again."""
+        return len(self._resting)
 
     @property
     def unwritten(self) -> dict[Slot, str]:
-        """Slots that storage does not have, with their scopes."""
+        """Slots to be written, with their scopes."""
         return dict(self._unwritten)
 
     def lacks(self, slot: Slot) -> bool:
         """Whether storage does not have a slot of the host tier."""
-        return slot in self._unwritten
+        return slot in self._unwritten or slot in self._resting
 
     @property
     def failed(self) -> dict[Slot, str]:
@@ -63,6 +80,14 @@ class Ledger:
                 due[slot] = written.scope
         return due
 
+    def wake(self) -> bool:
+        """Let what has rested long enough be written again; whether there is any."""
+        now = self._clock()
+        rested = [slot for slot, one in self._resting.items() if one.until <= now]
+        for slot in rested:
+            self._set_unwritten(slot, self._resting.pop(slot).scope)
+        return bool(rested)
+
     def expect(self, slots: Iterable[Slot], scope: str) -> None:
         """Slots that have to be written."""
         for slot in slots:
@@ -70,11 +95,10 @@ class Ledger:
                 self._unwritten[slot] = scope
 
     def lose(self, slots: Iterable[Slot], scope: str) -> None:
-        """Slots that turned out to be missing in storage: they have to be written again."""
+        """Slots that storage does not have and that are wanted there: written again at once."""
         for slot in slots:
-            self._unproven.pop(slot, None)
-            self._unwritten[slot] = scope
-            self._failed.add(slot)
+            self.forget(slot)
+            self._set_unwritten(slot, scope)
 
     def refused(self, slot: Slot) -> None:
         """The store did not take a slot."""
@@ -88,7 +112,7 @@ class Ledger:
         if scope is not None:
             self.num_written += 1
             if seen:
-                self.num_saved += 1
+                self._saved(slot)
             else:
                 self._unproven[slot] = _Written(scope)
 
@@ -98,14 +122,28 @@ class Ledger:
         if written is None:
             return
         if seen:
-            self.num_saved += 1
+            self._saved(slot)
+            return
+        losses = self._num_losses[slot] = self._num_losses.get(slot, 0) + 1
+        if losses == 1:
+            self._set_unwritten(slot, written.scope)
         else:
-            self.lose([slot], written.scope)
+            rest_s = self._reprove_s * 2.0 ** min(losses - 2, 32)
+            self._resting[slot] = _Resting(written.scope, self._clock() + rest_s)
 
     def forget(self, slot: Slot) -> bool:
-        """The host tier gave a slot up. True: before storage had it."""
+        """The host tier gave a slot up. True: storage was still to get it."""
         lost = self._unwritten.pop(slot, None) is not None
-        self.num_lost += lost
         self._failed.discard(slot)
         self._unproven.pop(slot, None)
+        self._resting.pop(slot, None)
+        self._num_losses.pop(slot, None)
         return lost
+
+    def _set_unwritten(self, slot: Slot, scope: str) -> None:
+        self._unwritten[slot] = scope
+        self._failed.add(slot)
+
+    def _saved(self, slot: Slot) -> None:
+        self.num_saved += 1
+        self._num_losses.pop(slot, None)

@@ -1,9 +1,10 @@
-"""What went on once and has to go on again, because storage lost it or never got it."""
+"""What has to go on once more: storage lost it, or it never got there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from composer.backup import Batch
 from composer.held_back import HeldBack
 from composer.ledger import Ledger
 from composer.lookup import Tiers
@@ -20,23 +21,25 @@ class Losses:
         held_back: What of the device tier never went on, and is no loss.
 
     Attributes:
+        ledger: As given.
         again: What only the device tier has, and has to go on once more.
     """
 
     def __init__(self, tiers: Tiers, ledger: Ledger, held_back: HeldBack) -> None:
-        self._tiers, self._ledger, self._held_back = tiers, ledger, held_back
+        self._tiers, self.ledger, self._held_back = tiers, ledger, held_back
         self.again = HeldBack(tiers.device)
         tiers.host.on_evict, tiers.device.on_evict = self._left_host, self._left_device
+        tiers.device.on_drop = self._dropped
 
     def missing(self, space: str, hashes: Sequence[bytes], scope: str) -> None:
         """Storage was asked for these slots, and has them no more."""
         known = self._tiers.host.residents[space]
-        self._ledger.lose(((space, one) for one in hashes if one in known), scope)
-        self._only_device(space, (one for one in hashes if one not in known))
+        self.ledger.lose(((space, one) for one in hashes if one in known), scope)
+        self._only_device(space, [one for one in hashes if one not in known])
 
     def everything(self, scope: str | None) -> None:
         """Storage has nothing of a scope (None: of any) any more."""
-        host, ledger = self._tiers.host, self._ledger
+        host, ledger = self._tiers.host, self.ledger
         for page in host.pages.values():
             if scope in (None, page.scope):
                 slots = ((space, page.page_hash) for space in host.page_spaces)
@@ -56,21 +59,43 @@ class Losses:
             [c.page_hash for c in kept if c not in held_back and scope in (None, c.scope)],
         )
 
+    def put_off(self, batch: Batch) -> None:
+        """A batch could not be copied."""
+        pages, kept = batch.pages, batch.checkpoints
+        self.again.add((one.page_hash for one in pages), (one.page_hash for one in kept))
+
+    def take_again(self) -> list[Batch]:
+        """What has to go on once more, in batches of one chain each."""
+        return self.again.take_all()
+
     def _left_host(self, space: str, page_hash: bytes) -> None:
         """The host tier gave a slot up; what storage never had may still be in the device tier."""
-        if self._ledger.forget((space, page_hash)):
-            self._only_device(space, [page_hash])
+        if self.ledger.forget((space, page_hash)) and not self._only_device(space, [page_hash]):
+            self.ledger.num_lost += 1
 
     def _left_device(self, space: str, page_hash: bytes) -> None:
         if space in self._tiers.device.page_spaces:
             self._held_back.forget(page_hash)
-            self.again.forget(page_hash)
+            self._count("pages", self.again.forget(page_hash))
 
-    def _only_device(self, space: str, hashes: Iterable[bytes]) -> None:
+    def _dropped(self, page_hash: bytes) -> None:
+        self._held_back.forget_checkpoint(page_hash)
+        self._count("boundaries", self.again.forget_checkpoint(page_hash))
+
+    def _only_device(self, space: str, hashes: Sequence[bytes]) -> bool:
+        """Send these slots on once more; False: the device tier does not have them either."""
         device, held_back = self._tiers.device, self._held_back
+        found = [one for one in hashes if one in device.residents[space]]
+        if not found:
+            return False
         if space in device.page_spaces:
-            found = (one for one in hashes if one in device.pages)
             self.again.add((one for one in found if one not in held_back.pages), ())
-        elif wanted := set(hashes):
-            kept = (n for n, c in device.checkpoints.items() if wanted.intersection(c.holds[space]))
-            self.again.add((), (one for one in kept if one not in held_back.checkpoints))
+            return True
+        slots = set(found)
+        kept = [n for n, c in device.checkpoints.items() if slots.intersection(c.holds[space])]
+        self.again.add((), (one for one in kept if one not in held_back.checkpoints))
+        return bool(kept)
+
+    def _count(self, kind: str, lost: bool) -> None:
+        if lost:
+            self._tiers.controller.counters.add(f"backups_lost.{kind}")

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from functools import partial
 from threading import Condition
 
+from composer.counters import Counters
+
+log = logging.getLogger(__name__)
 Submit = Callable[[Callable[[], None]], Future[None]]
 
 
 class Pending:
-    """What was started and has not ended."""
+    """What was started and has not ended.
 
-    def __init__(self, submit: Submit, most_bytes: int) -> None:
-        self._submit, self._most_bytes = submit, most_bytes
+    What a job raises is counted, and the first of it kept until ``drain`` raises it.
+    """
+
+    def __init__(self, submit: Submit, counters: Counters, most_bytes: int) -> None:
+        self._submit, self._counters, self._most_bytes = submit, counters, most_bytes
         self._changed = Condition()
         self._futures: set[Future[None]] = set()
         self._num_bytes = 0
+        self._error: Exception | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -45,12 +54,24 @@ class Pending:
             self._changed.notify_all()
 
     def submit(self, job: Callable[[], None]) -> Future[None]:
-        """Run a job on a worker; ``drain`` raises what it raises."""
-        future = self._submit(job)
+        """``run`` a job on a worker."""
+        future = self._submit(partial(self.run, job))
         with self._changed:
             self._futures.add(future)
         future.add_done_callback(self._finished)
         return future
+
+    def run(self, job: Callable[[], None], num_bytes: int = 0) -> None:
+        """Run a job here, which had so many bytes in hand; ``drain`` raises what it raises."""
+        try:
+            job()
+        except Exception as error:
+            log.error("a job failed: %s: %s", type(error).__name__, error)
+            self._counters.add("jobs_failed")
+            with self._changed:
+                self._error = self._error or error
+        finally:
+            self.end(num_bytes)
 
     def settle(self, wait_s: float | None) -> bool:
         """Wait for what was started; False when time ran out."""
@@ -59,19 +80,17 @@ class Pending:
         return not wait(running, wait_s).not_done
 
     def drain(self, wait_s: float | None = None) -> bool:
-        """As ``settle``, but raises what a job raised."""
+        """As ``settle``, but raises what a job raised since the last time."""
         settled = self.settle(wait_s)
         with self._changed:
-            done = {one for one in self._futures if one.done()}
-            self._futures -= done
-        for future in done:
-            future.result()
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
         return settled
 
     def _has_room(self, num_bytes: int) -> bool:
         return not self._num_bytes or self._num_bytes + num_bytes <= self._most_bytes
 
     def _finished(self, future: Future[None]) -> None:
-        if future.exception() is None:  # others stay, for ``drain`` to raise
-            with self._changed:
-                self._futures.discard(future)
+        with self._changed:
+            self._futures.discard(future)

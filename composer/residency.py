@@ -9,7 +9,7 @@ page is nowhere any more goes with it. Nothing here is thread-safe: the caches' 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from composer.chains import Chains
 from composer.entries import Checkpoint, PageEntry, Resident
@@ -29,6 +29,7 @@ class Residency(Chains):
     Attributes:
         trailing: Index space -> pages before a boundary that it keeps.
         checkpoints: By the hash of the last page before the boundary.
+        on_drop: Told of each checkpoint that is given up.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Residency(Chains):
             name: plan.window_pages for name, plan in plans.items() if plan.window_pages is not None
         }
         self.checkpoints: dict[bytes, Checkpoint] = {}
+        self.on_drop: Callable[[bytes], None] = lambda _page_hash: None
         self._oldest = EvictionQueue(self.checkpoints, self._rank)
         self._num_pinned = dict.fromkeys(self.trailing, 0)  # slots that operations keep
         if reach is not None:
@@ -132,6 +134,7 @@ class Residency(Chains):
 
     def drop_checkpoint(self, page_hash: bytes) -> None:
         self._keep(self.checkpoints.pop(page_hash), -1)
+        self.on_drop(page_hash)
         if self._reach is not None:
             self._reach.drop_checkpoint(page_hash)
 

@@ -7,28 +7,32 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
 from threading import Lock
+from time import monotonic
 
-from composer.backup import Backup, Batch, Rewrite, Write
-from composer.ledger import Ledger
-from composer.lookup import Tiers
+from composer.backup import Backup, Batch, Rewrite, Route, copy_together
 from composer.pending import Pending
 
-MOST_WAITING = 1024  # batches kept for a retry
+MOST_WAITING = 1024  # batches that wait for room
 PATIENCE_S = 5.0  # of a caller, with what is on its way before his
 
 
 class Sender:
     """Starts batches on the controller's workers.
 
+    Batches that wait, for a worker or for room in the host tier, are copied together.
+
     Attributes:
         pending: What was started.
     """
 
-    def __init__(self, tiers: Tiers, ledger: Ledger, write: Write, most_bytes: int) -> None:
-        self._tiers, self._ledger, self._write = tiers, ledger, write
-        self.pending = Pending(tiers.controller.submit, most_bytes)
+    def __init__(self, route: Route, most_bytes: int) -> None:
+        controller = route.tiers.controller
+        self._route, self._tiers = route, route.tiers
+        self.pending = Pending(controller.submit, controller.counters, most_bytes)
         self._lock = Lock()
-        self._waiting: deque[Batch] = deque()  # for room in the host tier
+        self._copying, self._following = Lock(), Lock()
+        self._waiting: deque[Batch] = deque()  # for room, the oldest first
+        self._uncopied: list[Backup] = []  # for a worker
 
     @property
     def num_waiting(self) -> int:
@@ -39,54 +43,92 @@ class Sender:
     def back_up(self, batch: Batch, *, patient: bool = True) -> None:
         """Start a batch's way to the host and on to storage; without room there it waits.
 
+        What waits already goes first, so that no page gets there before those it continues.
         While more than so many bytes are on their way a ``patient`` caller waits, but not for ever.
         """
         for piece in self._pieces(batch):
-            job = self._job(piece)
-            if self._has_room(job, patient=patient) and job.reserve():
-                self.start(job)
+            self.follow()
+            job = Backup(self._route, piece)
+            if not self._waiting and self._has_room(job, patient=patient) and job.reserve():
+                self.start(self._begun(job))
             else:
                 self._wait_for_room(piece)
 
     def save(self, batch: Batch) -> None:
         """Copy a batch to the host in the caller's thread; storage follows on a worker.
 
-        What finds no room even when everything before it is written stays behind.
+        What finds no room even when everything before it is written is put off.
         """
+        deadline = monotonic() + PATIENCE_S
         for piece in self._pieces(batch):
-            job = self._job(piece)
+            job = Backup(self._route, piece)
             if not job.reserve():
-                self.pending.settle(PATIENCE_S)
+                self.pending.settle(max(deadline - monotonic(), 0.0))
                 if not job.reserve():
-                    count = len(piece.pages) + len(piece.checkpoints)
-                    self._tiers.controller.counters.add("backups_given_up", count)
+                    self._route.put_off(piece)
                     continue
             job.copy()
+            self.pending.begin(job.num_bytes)
+            self.start(job)
+
+    def follow(self) -> None:
+        """Start what waits for room, as far as there is some."""
+        for job in self._take_waiting():
             self.start(job)
 
     def start(self, job: Backup | Rewrite) -> Future[None]:
         """Run a job on a worker, and then what waits for the room that it leaves."""
+        try:
+            return self.pending.submit(partial(self._run, job))
+        except BaseException:  # there are no workers any more
+            self.pending.end(job.num_bytes)
+            job.give_up()
+            raise
+
+    def _begun(self, job: Backup) -> Backup:
+        """A job that has its room: whichever worker comes next copies it."""
         self.pending.begin(job.num_bytes)
-        return self.pending.submit(partial(self._run, job))
-
-    def follow(self) -> None:
-        """Start what waits for room, as far as there is some."""
-        while (job := self._next_waiting()) is not None:
-            self.start(job)
-
-    def _job(self, batch: Batch) -> Backup:
-        return Backup(self._tiers, batch, self._ledger, self._write)
+        with self._lock:
+            self._uncopied.append(job)
+        return job
 
     def _run(self, job: Backup | Rewrite) -> None:
-        following: Backup | Rewrite | None = job
-        while following is not None:
-            try:
-                following.run()
-            finally:
-                self.pending.end(following.num_bytes)
-            following = self._next_waiting()
-            if following is not None:
-                self.pending.begin(following.num_bytes)
+        run, todo = self.pending.run, deque([job])
+        while todo:
+            run(self._copy_waiting)
+            following = todo.popleft()
+            run(following.run, following.num_bytes)
+            todo += self._take_waiting()
+
+    def _copy_waiting(self) -> None:
+        """Copy all that waits for a worker as one, so that none waits for another's writes."""
+        with self._copying:
+            with self._lock:
+                jobs, self._uncopied = self._uncopied, []
+            merged = len(jobs) > 1 and copy_together(self._tiers.controller, jobs)
+            for job in jobs:
+                self.pending.run(job.adopt if merged else job.copy)
+
+    def _take_waiting(self) -> list[Backup]:
+        """What waited for room and has some now; somebody has to run it."""
+        found: list[Backup] = []
+        self.pending.run(partial(self._take_into, found))
+        return found
+
+    def _take_into(self, found: list[Backup]) -> None:
+        with self._following:
+            while self._waiting:
+                job = Backup(self._route, self._waiting[0])
+                is_over = True  # also of one that could not even be tried
+                try:
+                    is_over = self.pending.has_room(job.num_bytes) and job.reserve()
+                finally:
+                    if is_over:
+                        with self._lock:
+                            self._waiting.popleft()
+                if not is_over:
+                    return
+                found.append(self._begun(job))
 
     def _has_room(self, job: Backup, *, patient: bool) -> bool:
         if self.pending.has_room(job.num_bytes):
@@ -116,25 +158,10 @@ class Sender:
             )
 
     def _wait_for_room(self, batch: Batch) -> None:
-        counters = self._tiers.controller.counters
-        counters.add("backups_without_room")
+        self._tiers.controller.counters.add("backups_without_room")
         with self._lock:
-            self._waiting.append(batch)
-            too_many = len(self._waiting) > MOST_WAITING
-            if too_many:
-                self._waiting.popleft()
+            too_many = len(self._waiting) >= MOST_WAITING
+            if not too_many:
+                self._waiting.append(batch)
         if too_many:
-            counters.add("backups_given_up")
-
-    def _next_waiting(self) -> Backup | None:
-        """The oldest batch that waits, once there is room for it."""
-        with self._lock:
-            batch = self._waiting.popleft() if self._waiting else None
-        if batch is None:
-            return None
-        job = self._job(batch)
-        if job.reserve():
-            return job
-        with self._lock:
-            self._waiting.appendleft(batch)
-        return None
+            self._route.put_off(batch)

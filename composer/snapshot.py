@@ -39,6 +39,7 @@ def _ledger(writer: Writer) -> dict[str, int]:
         "slots_written": ledger.num_written,
         "slots_saved": ledger.num_saved,
         "slots_lost": ledger.num_lost,
+        "slots_resting": ledger.num_resting,
     }
 
 

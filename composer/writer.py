@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
-from composer.backup import Batch, Hashes, Rewrite
+from composer.backup import Batch, Hashes, Rewrite, Route
 from composer.group import Reservation
-from composer.heads import Heads
+from composer.heads import Head, Heads
 from composer.ledger import Ledger, Slot
 from composer.lookup import Prompt, Tiers
 from composer.losses import Losses
@@ -18,7 +18,7 @@ from composer.residency import Checkpoint, PageEntry
 from composer.retry import Retry
 from composer.schema import PolicyConfig
 from composer.sender import Sender
-from composer.transfer import PoolTransfer
+from composer.storing import Storing, by_scope
 from composer.units import parse_bytes
 from composer.write_policy import POLICIES, WriteNothing
 
@@ -53,17 +53,19 @@ class Writer:
     def __init__(
         self, tiers: Tiers, policy: PolicyConfig, *, reprove_s: float, retries: bool
     ) -> None:
-        self._tiers, self._renew_pages = tiers, policy.renew_pages
-        clock = tiers.controller.clock
+        self._tiers, clock = tiers, tiers.controller.clock
         self.ledger = Ledger(reprove_s, clock)
-        self._sender = Sender(tiers, self.ledger, self.write, parse_bytes(policy.max_pending))
         has_host = any(space.num_host_slots for space in tiers.plan.spaces.values())
         chosen = POLICIES[policy.name] if has_host else WriteNothing
         self._policy = chosen(tiers.device, policy)
         self._losses = Losses(tiers, self.ledger, self._policy.held)
+        self._storing = Storing(tiers, self._losses, policy.renew_pages)
+        self._route = Route(tiers, self.ledger, self._write, self._put_off)
+        self._sender = Sender(self._route, parse_bytes(policy.max_pending))
         self._heads = Heads(
             tiers, num_pages=policy.renew_pages, every_s=policy.refresh_s, clock=clock
         )
+        self._crowded = False  # whether what storage had lost was written again
         self._retry = Retry(self.retry) if retries else None
         tiers.host.stored = self._stored
         self._reported = (0, 0)
@@ -80,10 +82,10 @@ class Writer:
         hashes = prompt.hashes[:num_pages]
         with self._tiers.lock:
             batches = self._policy.hit(hashes)
-            head = self._heads.due(hashes)
+            head = self._heads.due(prompt.scope, hashes)
         self._back_up(batches)
-        if head:
-            self._sender.pending.submit(partial(self._refresh, prompt.scope, head))
+        if head is not None:
+            self._sender.pending.submit(partial(self._refresh, head))
 
     def take(self, counts: Mapping[str, int]) -> Reservation | None:
         """Device slots, after evicting for them and saving what the policy wants saved first."""
@@ -117,11 +119,6 @@ class Writer:
             self._losses.everything(scope)
         self._wake()
 
-    def _stored(self, page_hash: bytes) -> bool:
-        """Whether storage has what the host tier holds of a page, as far as anybody knows."""
-        spaces = self._tiers.host.page_spaces
-        return not any(self.ledger.lacks((space, page_hash)) for space in spaces)
-
     def drain(self, wait_s: float | None = None) -> bool:
         """Wait for what was started; False when time ran out. Raises what a job raised."""
         return self._sender.pending.drain(wait_s)
@@ -138,67 +135,58 @@ class Writer:
             batches = self._policy.flush()
         self._back_up(batches)
         done = self.drain(_left(deadline))
-        if done:
-            self._sender.follow()
-            self._write_again(self.ledger.unwritten)
-            done = self.drain(_left(deadline))
-        if done and self._send_again():
-            done = self.drain(_left(deadline))
-        if done and self._prove():
-            self._write_again(self.ledger.unwritten)
-            done = self.drain(_left(deadline))
+        for step in (self._write_rest, self._send_again, self._write_lost, self._guard_heads):
+            if done and step():
+                done = self.drain(_left(deadline))
         return self._report(done)
 
     def retry(self) -> bool:
-        """Write again what failed, and wait for it; True while something is left."""
-        tiers = self._tiers
-        if tiers.controller.backend is None:
-            return False
+        """Try again what failed, and wait for it; True while something is left."""
+        tiers, ledger = self._tiers, self.ledger
         self._sender.follow()
+        if tiers.controller.backend is None:
+            return self._sender.num_waiting > 0
         with tiers.lock:
-            failed = self.ledger.failed
+            failed = ledger.failed
         wait(self._write_again(failed))
         self._send_again()
         with tiers.lock:
-            return self.ledger.has_failed or len(self._losses.again) > 0
+            left = ledger.has_failed or len(self._losses.again) > 0
+        return left or self._sender.num_waiting > 0
 
-    def write(self, scope: str, hashes: Hashes, before: Sequence[bytes] = ()) -> None:
-        """Write host slots that are pinned, and note what became of them."""
-        tiers, failed = self._tiers, False
-        with tiers.lock:
-            transfers = [self._transfer(space, found, scope) for space, found in hashes.items()]
-        renewed = before[: self._renew_pages]
-        renew = [
-            PoolTransfer(space, page_hashes=renewed, scope=scope)
-            for space in tiers.host.page_spaces
-            if renewed
-        ]
-        results = tiers.controller.write_storage(transfers, renew)
-        with tiers.lock:
-            for one, result in zip(transfers, results, strict=False):
-                for page_hash, ok, seen in zip(
-                    one.page_hashes, result.ok.tolist(), result.seen.tolist(), strict=True
-                ):
-                    if ok:
-                        self.ledger.wrote((one.pool, page_hash), seen=seen)
-                    else:
-                        self.ledger.refused((one.pool, page_hash))
-            for one, result in zip(renew, results[len(transfers) :], strict=False):
-                aged = [h for h, ok in zip(renewed, result.ok.tolist(), strict=True) if not ok]
-                self._losses.missing(one.pool, aged, scope)
-            failed = self.ledger.has_failed
-        if failed:
-            self._wake()
+    def _write_rest(self) -> bool:
+        """Start what waits for room or for a rest to end, and all that is not written yet."""
+        self._sender.follow()
+        with self._tiers.lock:
+            self._crowded |= self.ledger.wake()
+            unwritten = self.ledger.unwritten
+        self._write_again(unwritten)
+        return True
 
-    def _transfer(self, space: str, hashes: Sequence[bytes], scope: str) -> PoolTransfer:
-        host = self._tiers.host
-        return PoolTransfer(
-            space,
-            host_ids=host.slots(space, hashes),
-            page_hashes=hashes,
-            scope=scope,
-            degraded=host.degraded(space, hashes),
-        )
+    def _write_lost(self) -> bool:
+        """Look for what was written; what storage has lost is written once more."""
+        if not self._storing.prove():
+            return False
+        with self._tiers.lock:
+            self._crowded, unwritten = True, self.ledger.unwritten
+        self._write_again(unwritten)
+        return True
+
+    def _guard_heads(self) -> bool:
+        """See to it that what was written again has not cost storage what is used most."""
+        with self._tiers.lock:
+            crowded, self._crowded = self._crowded, False
+            heads = self._heads.hottest() if crowded else []
+        for head in heads:
+            self._sender.pending.submit(partial(self._refresh, head))
+        return crowded
+
+    def _write(self, scope: str, hashes: Hashes, before: Sequence[bytes]) -> None:
+        try:
+            self._storing.write(scope, hashes, before)
+        finally:
+            if self.ledger.has_failed:
+                self._wake()
 
     def _back_up(self, batches: Iterable[Batch], *, patient: bool = True) -> None:
         for batch in batches:
@@ -206,16 +194,27 @@ class Writer:
         if self._sender.num_waiting:
             self._wake()
 
+    def _put_off(self, batch: Batch) -> None:
+        """What could not be copied is tried again, as long as the device tier has it."""
+        number = len(batch.pages) + len(batch.checkpoints)
+        self._tiers.controller.counters.add("backups_put_off", number)
+        with self._tiers.lock:
+            self._losses.put_off(batch)
+        self._wake()
+
     def _wake(self) -> None:
         if self._retry is not None:
             self._retry.wake()
 
-    def _refresh(self, scope: str, head: list[bytes]) -> None:
+    def _refresh(self, head: Head) -> None:
         """Look for the head of a chain, and write again what is gone."""
-        missing = self._heads.missing(scope, head)
+        try:
+            missing = self._heads.missing(head)
+        finally:
+            head.is_asked = False
         with self._tiers.lock:
             for space, hashes in missing.items():
-                self._losses.missing(space, hashes, scope)
+                self._losses.missing(space, hashes, head.scope)
             lost = self.ledger.failed
         if any(missing.values()):
             self._tiers.controller.counters.add("heads_renewed")
@@ -225,36 +224,25 @@ class Writer:
     def _send_again(self, *, patient: bool = True) -> bool:
         """Send on what only the device tier has; while storage takes nothing, later."""
         with self._tiers.lock:
-            batches = [] if self.ledger.has_failed else self._losses.again.take_all()
+            batches = [] if self.ledger.has_failed else self._losses.take_again()
         self._back_up(batches, patient=patient)
         return bool(batches)
 
     def _write_again(self, slots: Mapping[Slot, str]) -> list[Future[None]]:
         """Write what storage refused or lost."""
-        with self._tiers.lock:
-            return [
-                self._sender.start(Rewrite(self._tiers, scope, hashes, self.write))
-                for scope, hashes in _by_scope(self._here(slots)).items()
-            ]
-
-    def _here(self, slots: Mapping[Slot, str]) -> dict[Slot, str]:
-        residents = self._tiers.host.residents
-        return {slot: scope for slot, scope in slots.items() if slot[1] in residents[slot[0]]}
-
-    def _prove(self) -> bool:
-        """Ask for written slots; True: storage has lost some."""
-        with self._tiers.lock:
-            due = self.ledger.to_ask()
-        lost = False
-        for scope, hashes in _by_scope(due).items():
-            asked = [PoolTransfer(s, page_hashes=found, scope=scope) for s, found in hashes.items()]
-            results = self._tiers.controller.exists(asked)
+        started = []
+        for scope, hashes in by_scope(slots).items():
             with self._tiers.lock:
-                for one, result in zip(asked, results, strict=True):
-                    for page_hash, seen in zip(one.page_hashes, result.ok.tolist(), strict=True):
-                        self.ledger.asked((one.pool, page_hash), seen=seen)
-                        lost |= not seen
-        return lost
+                residents = self._tiers.host.residents
+                here = {s: [h for h in found if h in residents[s]] for s, found in hashes.items()}
+                job = Rewrite(self._route, scope, here)
+            started.append(self._sender.start(job))
+        return started
+
+    def _stored(self, page_hash: bytes) -> bool:
+        """Whether storage has what the host tier holds of a page, as far as anybody knows."""
+        spaces = self._tiers.host.page_spaces
+        return not any(self.ledger.lacks((space, page_hash)) for space in spaces)
 
     def _report(self, done: bool) -> Published:
         with self._tiers.lock:
@@ -270,11 +258,3 @@ class Writer:
 
 def _left(deadline: float | None) -> float | None:
     return None if deadline is None else max(deadline - monotonic(), 0.0)
-
-
-def _by_scope(slots: Mapping[Slot, str]) -> dict[str, dict[str, list[bytes]]]:
-    """Scope -> index space -> page hashes."""
-    scopes: dict[str, dict[str, list[bytes]]] = {}
-    for (space, page_hash), scope in slots.items():
-        scopes.setdefault(scope, {}).setdefault(space, []).append(page_hash)
-    return scopes

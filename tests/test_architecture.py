@@ -120,6 +120,7 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
             "composer.held_back",
             "composer.write_policy",
             "composer.losses",
+            "composer.storing",
             "composer.heads",
             "composer.retry",
             "composer.writer",

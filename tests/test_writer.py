@@ -224,7 +224,7 @@ class TestRoom:
             engine.serve(prompt(7, 8))
             stack.cache.tiers.device.clear(None)
             executor.run_all()
-            assert stack.counters()["backups_lost_pages"] == 4
+            assert stack.counters()["backups_lost.pages"] == 4
             assert stack.publish(0.1).pages_unsaved == 0
             check_accounts(stack)
 

@@ -1,0 +1,94 @@
+"""Host slots on their way to storage, and what is known of them there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from composer.backup import Hashes
+from composer.controller import PoolTransferResult
+from composer.ledger import Slot
+from composer.lookup import Tiers
+from composer.losses import Losses
+from composer.transfer import PoolTransfer
+
+Scopes = Mapping[str, Mapping[str, list[bytes]]]  # scope -> index space -> page hashes
+
+
+class Storing:
+    """Writes host slots, looks for them, and notes what became of them.
+
+    Args:
+        tiers: Where the slots are.
+        losses: Knows what storage lacks.
+        renew_pages: Pages before those that are written which are asked for in the same call.
+    """
+
+    def __init__(self, tiers: Tiers, losses: Losses, renew_pages: int) -> None:
+        self._tiers, self._losses, self._ledger = tiers, losses, losses.ledger
+        self._renew_pages = renew_pages
+
+    def write(self, scope: str, hashes: Hashes, before: Sequence[bytes] = ()) -> None:
+        """Write host slots that are pinned, and note what became of them."""
+        tiers, renewed = self._tiers, before[: self._renew_pages]
+        with tiers.lock:
+            transfers = [self._transfer(space, found, scope) for space, found in hashes.items()]
+        spaces = tiers.host.page_spaces if renewed else ()
+        renew = [PoolTransfer(space, page_hashes=renewed, scope=scope) for space in spaces]
+        try:
+            results = tiers.controller.write_storage(transfers, renew)
+        except BaseException:
+            with tiers.lock:
+                self._note_refused(transfers)
+            raise
+        with tiers.lock:
+            for one, result in zip(transfers, results, strict=False):
+                self._note(one, result)
+            for one, result in zip(renew, results[len(transfers) :], strict=False):
+                pairs = zip(renewed, result.ok.tolist(), strict=True)
+                self._losses.missing(one.pool, [h for h, ok in pairs if not ok], scope)
+
+    def prove(self) -> bool:
+        """Look for written slots, each once in a while; True: storage has lost some."""
+        with self._tiers.lock:
+            due = self._ledger.to_ask()
+        lost = False
+        for scope, hashes in by_scope(due).items():
+            asked = [PoolTransfer(s, page_hashes=found, scope=scope) for s, found in hashes.items()]
+            results = self._tiers.controller.exists(asked)
+            with self._tiers.lock:
+                for one, result in zip(asked, results, strict=True):
+                    for page_hash, seen in zip(one.page_hashes, result.ok.tolist(), strict=True):
+                        self._ledger.asked((one.pool, page_hash), seen=seen)
+                        lost |= not seen
+        return lost
+
+    def _transfer(self, space: str, hashes: Sequence[bytes], scope: str) -> PoolTransfer:
+        host = self._tiers.host
+        return PoolTransfer(
+            space,
+            host_ids=host.slots(space, hashes),
+            page_hashes=hashes,
+            scope=scope,
+            degraded=host.degraded(space, hashes),
+        )
+
+    def _note(self, one: PoolTransfer, result: PoolTransferResult) -> None:
+        flags = zip(result.ok.tolist(), result.seen.tolist(), strict=True)
+        for page_hash, (ok, seen) in zip(one.page_hashes, flags, strict=True):
+            if ok:
+                self._ledger.wrote((one.pool, page_hash), seen=seen)
+            else:
+                self._ledger.refused((one.pool, page_hash))
+
+    def _note_refused(self, transfers: Sequence[PoolTransfer]) -> None:
+        for one in transfers:
+            for page_hash in one.page_hashes:
+                self._ledger.refused((one.pool, page_hash))
+
+
+def by_scope(slots: Mapping[Slot, str]) -> Scopes:
+    """Slots with their scopes, by scope and index space."""
+    scopes: dict[str, dict[str, list[bytes]]] = {}
+    for (space, page_hash), scope in slots.items():
+        scopes.setdefault(scope, {}).setdefault(space, []).append(page_hash)
+    return scopes
