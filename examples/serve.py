@@ -20,17 +20,27 @@ ConfigStore.instance().store(name="serve_schema", node=Settings)
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(config: DictConfig) -> None:
-    """Check the config, and serve until told to stop."""
+    """Serve until told to stop."""
     from serving.workers import serve  # late: --help needs no torch
 
     try:
-        settings = cast(Settings, OmegaConf.to_object(config))
-        settings.check()
+        settings = read(config)
         code = serve(settings)
     except ComposerError as error:
         print(f"serve: error: {error}", file=sys.stderr)
         code = 2
     sys.exit(code)
+
+
+def read(config: DictConfig) -> Settings:
+    """Plain dataclasses of a config; no object of Hydra's goes further.
+
+    Raises:
+        ConfigError: Values make no sense.
+    """
+    settings = cast(Settings, OmegaConf.to_object(config))
+    settings.check()
+    return settings
 
 
 if __name__ == "__main__":

@@ -192,5 +192,5 @@ def invalid(errors: Sequence[Any]) -> ApiError:
 
 def _place(location: Sequence[str | int]) -> str:
     """Where in the body, without the names of the alternatives that were tried."""
-    names = [str(part) for part in location if part != "body"]
+    names = [str(part) for part in location if part not in ("body", "str")]
     return ".".join(name for name in names if name.isidentifier() or name.isdigit())

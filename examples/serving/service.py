@@ -75,7 +75,7 @@ class Service:
         model, self.tokenizer, self.name = load(settings.model)
         self._publish_s = settings.server.publish_s
         with ExitStack() as opened:
-            stack = opened.enter_context(compose_for(model, settings.cache))
+            self.stack = stack = opened.enter_context(compose_for(model, settings.cache))
             self._engine = Engine(model, stack)
             opened.pop_all()  # from here on it is closed by close
         self._jobs = Jobs(self.limits.running, self.limits.waiting)
@@ -86,8 +86,8 @@ class Service:
     def close(self) -> None:
         """End what is under way, write what storage has not got, and give all back. Idempotent."""
         self._jobs.close()
-        self._engine.stack.publish(self._publish_s)
-        self._engine.stack.close()
+        self.stack.publish(self._publish_s)
+        self.stack.close()
 
     async def start(
         self, asked: Asked, encode: Callable[[Tokenizer], list[int]], authorization: str | None

@@ -1,0 +1,101 @@
+"""The serving example's text, keys and settings."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer.errors import ConfigError
+from tests.serve_tools import EXAMPLES, settings
+
+from serving.keys import Keys, salt_of  # isort: skip  (found by serve_tools)
+from serving.text import Answer, ByteTokenizer  # isort: skip
+
+
+def pieces(ids, stop=()):
+    answer, said = Answer(ByteTokenizer(), list(stop)), []
+    for token in ids:
+        if not answer.stopped:
+            said.append(answer.push(token))
+    return [*said, answer.end()]
+
+
+@given(st.text())
+def test_pieces_make_up_the_text_and_no_character_is_cut(text):
+    said = pieces(text.encode())
+    assert "".join(said) == text
+    assert not any("\ufffd" in piece for piece in said if "\ufffd" not in text)
+
+
+@given(st.lists(st.integers(0, 256)))
+def test_whatever_the_tokens_are_nothing_is_lost(ids):
+    assert "".join(pieces(ids)) == ByteTokenizer().decode(ids)
+
+
+@given(st.text("ab "), st.lists(st.text("ab ", min_size=1), min_size=1))
+def test_an_answer_ends_before_the_first_stop_text(text, stop):
+    ends = [text.index(each) + len(each) for each in stop if each in text]
+    # the stop text that is whole first ends it, before the first of those that are there by then
+    read = text[: min(ends, default=len(text))]
+    expected = read[: min((read.index(each) for each in stop if each in read), default=len(read))]
+    assert "".join(pieces(text.encode(), stop)) == expected
+
+
+def test_a_salt_is_the_keys_alone_and_always_the_same():
+    assert salt_of("sk-1") == salt_of("sk-1") != salt_of("sk-2")
+    assert "sk-1" not in salt_of("sk-1")
+    keys = Keys(None)
+    assert keys.salt(None) is keys.salt("Basic x") is keys.salt("Bearer ") is None
+    assert keys.salt("bearer  sk-1") == salt_of("sk-1")
+
+
+def test_only_known_keys_may_ask_where_there_are_some(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# one a line\nsk-1\n\n  sk-2 \n")
+    keys = Keys(str(file))
+    assert [keys.salt(f"Bearer {key}") for key in ("sk-1", "sk-2")] == [
+        salt_of("sk-1"),
+        salt_of("sk-2"),
+    ]
+    for wrong in (None, "Bearer sk-3", "sk-1", "Bearer # one a line"):
+        with pytest.raises(PermissionError):
+            keys.salt(wrong)
+
+
+@pytest.mark.parametrize(("text", "says"), [(None, "No such file"), ("\n#\n", "holds no key")])
+def test_a_file_of_no_keys_is_an_error(tmp_path, text, says):
+    if text is not None:
+        (tmp_path / "keys").write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        Keys(str(tmp_path / "keys"))
+
+
+def test_the_presets_lie_below_a_key_of_the_launchers_own():
+    ours = settings("store=file", "cache.backend.path=/kv", "kvpool/policy@cache.policy=write_back")
+    assert (ours.cache.backend["name"], ours.cache.backend["path"]) == ("file", "/kv")
+    assert ours.cache.policy.name.value == "write_back"
+    assert settings("kvpool@cache=llama3_1_8b").cache.page_size == 32  # the launcher's
+    assert settings().cache.backend["shared"] == "kvpool-serve"
+
+
+def test_all_that_makes_no_sense_is_said_at_once():
+    with pytest.raises(ConfigError) as caught:
+        settings("server.workers=0", "limits.running=0", "limits.new_tokens=-1")
+    keys = [problem.key for problem in caught.value.problems]
+    assert keys == ["server.workers", "limits.new_tokens", "limits.running"]
+
+
+def test_help_helps():
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "serve.py"), "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    for word in ("Usage: python examples/serve.py", "model.path=", "server.workers=", "/metrics"):
+        assert word in done.stdout
