@@ -2,19 +2,19 @@
 
 Exit codes: 0; 1 where a job says that what it found is not well; 2 for a mistake of the user or a
 store that cannot be reached, with one message. Anything else is a fault of ours: a traceback.
+A sweep (-m) ends with 0 if at least one of its points succeeded and none is not well.
 """
 
 from __future__ import annotations
 
 import inspect
 import io
-import json
 import os
 import signal
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -37,10 +37,10 @@ from composer.jobs.running import running_request
 from composer.registry import BACKENDS, JOBS, TRACES
 from composer.schema import CliConfig
 from composer.schema_store import ALL, ALL_MODELS
-
-
-class UnwellError(Exception):
-    """A job of a sweep found something that is not well; its result is written."""
+from composer.sweep.callback import SweepEnd
+from composer.sweep.files import write_json
+from composer.sweep.report import exit_code, report
+from composer.sweep.runner import run_point
 
 
 class _App:
@@ -53,18 +53,14 @@ class _App:
 
     def __call__(self, config: DictConfig) -> float | None:
         self.started = True
-        sweeping = HydraConfig.get().mode == RunMode.MULTIRUN
+        running = HydraConfig.get()
+        if running.mode == RunMode.MULTIRUN:
+            return run_point(partial(run_job, config), config, running)
         try:
-            result = run_job(config)
+            self.ok = run_job(config).ok
         except ComposerError as error:
-            if sweeping:
-                raise  # a failed job of the sweep
             self.error = error  # raised when Hydra has returned, which would print more otherwise
-            return None
-        if sweeping and not result.ok:
-            raise UnwellError("a job of the sweep found something that is not well")
-        self.ok = result.ok
-        return result.objective
+        return None
 
 
 def main() -> None:
@@ -73,20 +69,27 @@ def main() -> None:
     try:
         _check_flags()
         with _full_errors(), _orderly_termination():
-            _hydra_main(app)
-        if app.error is not None:
-            raise app.error
+            code = _run(app)
     except KeyboardInterrupt:
         _exit(130, "interrupted")
-    except UnwellError as error:
-        _exit(1, str(error))
     except ComposerError as error:
         _exit(2, f"error: {error}")
     except Exception as error:  # of Hydra, in nearly any class, as long as no job has begun
         if app.started:
             raise
         _exit(2, f"error: {_diagnosed(error)}")
-    sys.exit(0 if app.ok else 1)
+    sys.exit(code)
+
+
+def _run(app: _App) -> int:
+    """Run the app on one config, or on those of a sweep, and say how the command ends."""
+    try:
+        _hydra_main(app)
+    except SweepEnd as end:
+        return exit_code(report(end.folder, end.asked))
+    if app.error is not None:
+        raise app.error
+    return 0 if app.ok else 1
 
 
 def run_job(config: DictConfig) -> JobResult:
@@ -113,20 +116,6 @@ def _cli_config(config: DictConfig) -> CliConfig:
     """What the command was asked for; a config.json is read here, where Hydra has no part in it."""
     request = running_request() if config.hf_config or config.hf_family else None
     return to_cli_config(config) if request is None else load_cli_config(request)
-
-
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write a result so that ``path`` never holds half of one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=2, default=str)
-            file.write("\n")
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink()
-        raise
 
 
 def _params(config: CliConfig) -> Any:

@@ -169,6 +169,7 @@ JOBS: Registry[Any] = Registry(  # modules, with Params and run(config, params)
             for name in ("plan", "replay", "simulate", "bench", "store", "explain")
         },
         "import": "composer.jobs.import_:",
+        "report": "composer.sweep.job:",
     },
 )
 TRACES: Registry[Any] = Registry(  # modules, with Params and read(params); see composer.traces

@@ -263,6 +263,19 @@ class StackConfig:
 
 
 @dataclass
+class ReportConfig:
+    """What the report of a sweep shows first: swept keys or figures; None: what varies most.
+
+    ``x`` and ``y`` are of the scatter plot; ``rows`` and ``columns`` of the heat map: swept keys.
+    """
+
+    x: Optional[str] = None
+    y: Optional[str] = None
+    rows: Optional[str] = None
+    columns: Optional[str] = None
+
+
+@dataclass
 class CliConfig(StackConfig):
     """What the command takes on top of a stack.
 
@@ -272,6 +285,9 @@ class CliConfig(StackConfig):
         job: Name of a job, and that job's Params.
         trace: Format of a trace, and that format's Params; for jobs that serve requests.
         json: File for the job's result; None: nowhere.
+        objective: Number of a job's result that a sweep is to make large, with ``-`` before one
+            that is to be small; None: the job's own.
+        report: What the report of a sweep shows first.
     """
 
     hf_config: Optional[str] = None
@@ -279,3 +295,5 @@ class CliConfig(StackConfig):
     job: Dict[str, Any] = field(default_factory=dict)
     trace: Dict[str, Any] = field(default_factory=dict)
     json: Optional[str] = None
+    objective: Optional[str] = None
+    report: ReportConfig = field(default_factory=ReportConfig)

@@ -135,6 +135,7 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
     Layer(("composer.stack_plan", "composer.stack", "composer.metrics")),
     Layer(("composer.simulation", "composer.traces"), ("composer.backends",)),
     Layer(("composer.engines", "composer.jobs")),
+    Layer(("composer.sweep",)),
     Layer(("composer.__main__",)),
     Layer(("composer",)),  # the facade: the library itself never imports through it
 ]

@@ -14,9 +14,10 @@ class JobResult:
     Attributes:
         data: The result for machines; ``json=FILE`` writes it.
         ok: False ends the command with exit code 1.
-        objective: What a sweeper may optimise; None where there is nothing to.
+        objective: Dotted key of the number in ``data`` that a sweep is judged by, with ``-`` before
+            one that is better if small; None: there is none.
     """
 
     data: Mapping[str, Any]
     ok: bool = True
-    objective: float | None = None
+    objective: str | None = None

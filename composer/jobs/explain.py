@@ -55,7 +55,7 @@ def run(config: CliConfig, params: Params) -> JobResult:
         data = stack.explain(tokens, params.salt, params.extra_key)
         data["other_namespaces"] = _others(stack)
     _show(config, data)
-    return JobResult(data, objective=float(data["boundary_pages"]))
+    return JobResult(data, objective="boundary_pages")
 
 
 def _tokens(config: CliConfig, params: Params) -> npt.NDArray[np.int64]:

@@ -42,7 +42,7 @@ def run(config: CliConfig, params: Params) -> JobResult:
     show(data)
     if config.json is not None:
         data["origins"] = leaf_origins(data["config"])
-    return JobResult(data, objective=float(data["bytes_per_million_tokens"]))
+    return JobResult(data, objective="-bytes_per_million_tokens")
 
 
 def describe(config: StackConfig, plan: StackPlan) -> dict[str, Any]:

@@ -27,4 +27,4 @@ def run(config: CliConfig, params: Params) -> JobResult:
         simulated = simulate(config, params, requests, progress.advance)
     data = result_data(simulated, skipped)
     print_report(config.model.name, data)
-    return JobResult(data, objective=data["hit_rate"])
+    return JobResult(data, objective="hit_rate")

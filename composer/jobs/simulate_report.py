@@ -17,6 +17,7 @@ def result_data(simulated: Simulated, skipped: int) -> dict[str, Any]:
     tally, plan, ideal = simulated.tally, simulated.plan, simulated.ideal
     counters = simulated.counters
     hits, num_pages = sum(tally.hit_tokens.values()), ideal.full.num_pages
+    host_bytes = plan.host_bytes if has_host(plan) else 0
     return {
         "requests": tally.requests,
         "skipped": skipped + tally.unserved,
@@ -47,8 +48,9 @@ def result_data(simulated: Simulated, skipped: int) -> dict[str, Any]:
         "objects_written": counters.get("objects_written", 0),
         "storage_objects": simulated.num_stored,
         "storage_bytes": simulated.stored_bytes,
-        "host_bytes": plan.host_bytes if has_host(plan) else 0,
+        "host_bytes": host_bytes,
         "device_bytes": plan.device_bytes,
+        "memory_bytes": host_bytes + plan.device_bytes,
         "slots": {
             tier: {name: getattr(space, f"num_{tier}_slots") for name, space in plan.spaces.items()}
             for tier in ("device", "host")
