@@ -22,13 +22,12 @@ import numpy.typing as npt
 from composer.backends.common import Calls, Counts, RegisteredMemory
 from composer.backends.file_io import move_all, opened, read, size_of, used_at, views_of
 from composer.backends.file_names import SUFFIX, key_of, path_of, subtree_of
-from composer.backends.file_quota import Quota, temporary_of
+from composer.backends.file_quota import FULL, Quota, temporary_of
 from composer.errors import BackendError, ConfigError, Problems
 from composer.storage import FAILED, MISSING, PageObjects
 from composer.units import parse_bytes
 
 CLOSE_TIMEOUT_S = 60.0
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class FileBackend:
@@ -207,7 +206,7 @@ class FileBackend:
                 self._quota.give_back(self._write(path, views, num_bytes))
             except OSError as error:
                 self._quota.give_back(num_bytes)
-                if error.errno not in _FULL:
+                if error.errno not in FULL:
                     raise
                 may_help = first and error.errno != errno.EFBIG
                 if not (may_help and self._quota.make_room(num_bytes)):

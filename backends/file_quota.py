@@ -11,6 +11,7 @@ one is made when a store is opened, and whenever room has to be made.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -25,6 +26,7 @@ from pathlib import Path
 from composer.backends.common import Counts
 from composer.backends.file_names import SUFFIX
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TEMPORARY = ".tmp"
 STALE_S = 3600.0  # a temporary file that old belongs to nobody, wherever its writer ran
 SLACK = 20  # a 20th more than needed is evicted, so that not every write scans
@@ -120,10 +122,19 @@ class Quota:
 
     def _used(self, file: int) -> int:
         data = os.pread(file, 8, 0)
-        return int(struct.unpack("<q", data)[0]) if len(data) == 8 else 0
+        if len(data) == 8:
+            return int(struct.unpack("<q", data)[0])
+        return sum(size for _, size, _ in self._scan())
 
     def _set_used(self, file: int, num_bytes: int) -> None:
-        os.pwrite(file, struct.pack("<q", num_bytes), 0)
+        try:
+            os.pwrite(file, struct.pack("<q", num_bytes), 0)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            os.ftruncate(
+                file, 0
+            )  # no room for eight bytes: they are counted when they are asked for
 
 
 def temporary_of(path: str, serial: int) -> str:
