@@ -34,7 +34,7 @@ from composer.engines.transformers_binding import Binding
 from composer.engines.transformers_cache import find_places, probe
 from composer.engines.transformers_request import Generated, Request, Runner
 from composer.engines.weights import weights_digest
-from composer.errors import Problems
+from composer.errors import ConfigError, Problems
 from composer.hf_import import HfConfig
 from composer.resolve import resolve
 from composer.schema import EngineOverlay, StackConfig
@@ -94,8 +94,10 @@ class Engine:
         Raises:
             ConfigError: The stack's pools do not hold what the model's cache holds.
         """
-        check_identity(stack.config)
-        overlay = check_model(model, stack.config)
+        overlay = check(model, stack.config)
+        if not stack.config.model.revision:
+            fix = "Name them with model.revision=..., or compose with compose_for"
+            raise ConfigError.of("model.revision", "nothing tells these weights from others", fix)
         places = find_places(stack.plan.spec, probe(model, stack.plan.spec))
         self.model, self.stack, self.exact = model, stack, exact
         self._lock = Lock()  # some models change buffers of theirs during a call
@@ -203,11 +205,10 @@ def compose_for(
     """
     config = _config(model, settings)
     config.engine_version = config.engine_version or transformers.__version__
-    check_model(model, config)
+    check(model, config)
     spec = resolve(config)
     find_places(spec, probe(model, spec))
     config.model.revision = config.model.revision or weights_digest(model)
-    check_identity(config)
     return compose(config, backend=backend, **more)
 
 
@@ -236,17 +237,23 @@ def source(model: Any) -> HfConfig:
     return HfConfig(Path("config.json"), json.dumps(data, indent=2), data)
 
 
-def check_model(model: Any, config: StackConfig) -> EngineOverlay:
-    """Refuse what cannot be restored.
+def check(model: Any, config: StackConfig) -> EngineOverlay:
+    """Refuse what cannot be restored, or what others would take for theirs.
 
     Returns:
         What the convention says about the model's family.
 
     Raises:
-        ConfigError: With the reason.
+        ConfigError: With every reason.
     """
     overlay = config.engines.get(NAME) or EngineOverlay()
     problems = Problems()
+    for key, value, wanted in (
+        ("engine", config.engine, NAME),
+        ("engine_version", config.engine_version, transformers.__version__),
+    ):
+        if value != wanted:
+            problems.add(key, f"{key} is '{value}'", f"Set {key}={wanted}")
     if overlay.refuse:
         problems.add("model", f"a prefix of it cannot be restored: {overlay.refuse}")
     if "dynamic" in json.dumps(model.config.to_dict().get("rope_parameters"), default=str):
@@ -256,22 +263,3 @@ def check_model(model: Any, config: StackConfig) -> EngineOverlay:
         problems.add("model", "the model is in training mode", "Call model.eval()")
     problems.raise_if_any()
     return overlay
-
-
-def check_identity(config: StackConfig) -> None:
-    """Refuse names under which others would find these bytes for theirs.
-
-    Raises:
-        ConfigError: The engine, its version or the weights are not named.
-    """
-    problems = Problems()
-    for key, value, wanted in (
-        ("engine", config.engine, NAME),
-        ("engine_version", config.engine_version, transformers.__version__),
-    ):
-        if value != wanted:
-            problems.add(key, f"{key} is '{value}'", f"Set {key}={wanted}")
-    if not config.model.revision:
-        fix = "Name them with model.revision=..., e.g. composer.engines.weights.weights_digest"
-        problems.add("model.revision", "nothing tells these weights from others", fix)
-    problems.raise_if_any()
