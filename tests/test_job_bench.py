@@ -16,6 +16,7 @@ from composer.registry import BACKENDS
 TINY = (
     "job=bench", "backend=memory", "layers_per_pool=2", "job.rounds=1", "job.pages=2",
     "job.python_pages=64", "job.prompt_tokens=1024", "job.storage_batch=1MiB",
+    "trace=synthetic", "trace.num_sessions=2",
 )  # fmt: skip
 LAYOUTS = ("layer_first", "page_envelope", "page_first", "page_first_direct", "page_head")
 

@@ -11,22 +11,31 @@ from composer.jobs.bench.frame import US_PER_PAGE, Case, Cases, Target
 from composer.jobs.bench.params import Params
 from composer.jobs.simulate_run import Params as Settings
 from composer.jobs.simulate_run import simulate
-from composer.schema import CliConfig
+from composer.resolve import resolve
+from composer.schema import CliConfig, DeviceConfig, HostConfig
 from composer.traces import Request, read_requests
 
 TARGET = Target(figure=17.0)
 COPIES = 10
+LEAST_PAGES = 256
+DEVICE_SHARE, HOST_SHARE = 1 / 100, 1 / 20  # of all the trace's pages; storage has no limit
+# What stands in for the sample that ships with the project, which is too small to tell anything.
+MADE_UP = {"format": "synthetic", "num_sessions": 500, "num_active": 64, "block_tokens": 512}
 
 
 def simulation(config: CliConfig, _params: Params) -> Cases:
     """A quarter of ``trace``, all of it, and ten copies that have no page in common.
 
     A page is one block of the trace.
+
+    Raises:
+        ConfigError: The trace cannot be read, or the model has no pages of its blocks' size.
     """
-    requests, _ = read_requests(config.trace)
-    config = replace(config, page_size=requests[0].block_tokens)
+    is_named = config.trace.get("format") != "auto" or config.trace.get("path") is not None
+    requests, _ = read_requests(config.trace if is_named else MADE_UP)
+    config = _sized(replace(config, page_size=requests[0].block_tokens), requests)
     quarter = requests[: max(1, len(requests) // 4)]
-    for some, most_rounds in ((quarter, None), (requests, 3), (_copied(requests), 1)):
+    for some, most_rounds in ((quarter, 3), (requests, 3), (_copied(requests), 1)):
         num_pages = sum(len(one.hash_ids) for one in some)
         yield Case(
             name="simulate",
@@ -39,6 +48,21 @@ def simulation(config: CliConfig, _params: Params) -> Cases:
             amount=num_pages,
             most_rounds=most_rounds,
         )
+
+
+def _sized(config: CliConfig, requests: Sequence[Request]) -> CliConfig:
+    """Tiers in proportion to the trace, so that pages go through all of them."""
+    num_pages = sum(len(one.hash_ids) for one in requests)
+    page_bytes = sum(pool.page_bytes for pool in resolve(config).pools)
+    device, host = (
+        str(page_bytes * max(LEAST_PAGES, round(num_pages * share)))
+        for share in (DEVICE_SHARE, HOST_SHARE)
+    )
+    return replace(
+        config,
+        device=DeviceConfig(device, config.device.name),
+        host=HostConfig(host),
+    )
 
 
 def _copied(requests: Sequence[Request]) -> list[Request]:
