@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence, Sized
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain
 from time import monotonic
 from typing import ClassVar, TypeVar
 
@@ -32,6 +32,7 @@ from composer.upkeep import Upkeep
 
 T = TypeVar("T")
 Names = Mapping[ArenaObjects, list[str]]
+Found = Mapping[ArenaObjects, Bools]
 Refused = MutableMapping[str, Mapping[str, int]]  # storage object -> reason -> count
 
 
@@ -128,7 +129,7 @@ class HybridCacheController:
 
         Where an index space stores nothing that is required, nothing is missing.
         """
-        return self._present(transfers, [self._names(one) for one in transfers])
+        return list(map(_asked, transfers, self._found([self._names(one) for one in transfers])))
 
     def write_storage(
         self, transfers: Sequence[PoolTransfer], renew: Sequence[PoolTransfer] = ()
@@ -148,10 +149,9 @@ class HybridCacheController:
             return [PoolTransferResult(pool, ok, seen=ok) for pool, ok in none]
         everything = [*transfers, *renew]
         names = [self._names(one) for one in everything]
-        present = self._present(everything, names)
-        asked = zip(transfers, present, names, strict=False)
-        written = [self._write(one, before.ok, keys) for one, before, keys in asked]
-        return [*written, *present[len(transfers) :]]
+        found = self._found(names)
+        written = [self._write(*asked) for asked in zip(transfers, found, names, strict=False)]
+        return [*written, *map(_asked, renew, found[len(transfers) :])]
 
     def prefetch(self, transfers: Sequence[PoolTransfer]) -> list[PoolTransferResult]:
         """Read host slots from storage; what is not ok is undefined memory."""
@@ -196,36 +196,27 @@ class HybridCacheController:
         required = self._required[one.pool]
         return {objects: objects.keys(one.scope, one.page_hashes) for objects in required}
 
-    def _present(
-        self, transfers: Sequence[PoolTransfer], names: Sequence[Names]
-    ) -> list[PoolTransferResult]:
-        """Which pages of some transfers have all the objects of these names."""
+    def _found(self, names: Sequence[Names]) -> list[Found]:
+        """Of which pages storage has the objects of these names, per transfer."""
         found = self.ask(list(chain.from_iterable(k for one in names for k in one.values())))
-        results, start = [], 0
-        for one, keys in zip(transfers, names, strict=True):
-            ok = np.ones(len(one.page_hashes), dtype=np.bool_)
-            for _ in keys:
-                ok &= found[start : start + len(ok)]
-                start += len(ok)
-            results.append(PoolTransferResult(one.pool, ok))
-        return results
+        lengths = [len(keys) for one in names for keys in one.values()]
+        parts = (found[end - n : end] for n, end in zip(lengths, accumulate(lengths), strict=True))
+        return [dict(zip(one, parts, strict=False)) for one in names]
 
-    def _write(self, one: PoolTransfer, known: Bools, names: Names) -> PoolTransferResult:
-        todo = np.flatnonzero(~known)
-        arenas = self._objects[one.pool]
-        optional = todo if self._required[one.pool] else np.arange(len(known))
+    def _write(self, one: PoolTransfer, found: Found, names: Names) -> PoolTransferResult:
+        known = _asked(one, found).ok
+        ok, mine = np.ones_like(known), ~known
+        optional = np.flatnonzero(mine) if found else np.arange(len(known))
         if len(one.degraded):
             optional = optional[~np.asarray(one.degraded, dtype=np.bool_)[optional]]
-        everything = True
-        for objects in arenas:
-            if not objects.arena.spec.writes:  # another rank holds the same, and writes it
-                everything &= not objects.arena.spec.required
-            elif objects.arena.spec.required:
-                todo = todo[self._put(objects, one, todo, names[objects])]
-            else:
+        for objects in self._objects[one.pool]:
+            if not objects.arena.spec.required:
                 self._put(objects, one, optional)
-        ok = known.copy()
-        ok[todo] = everything
+                continue
+            lacking = np.flatnonzero(mine & ~found[objects])
+            lacking = lacking[~self._put(objects, one, lacking, names[objects])]
+            ok[lacking] = False
+            mine[lacking] = not objects.arena.spec.writes  # another rank will, at its own time
         return PoolTransferResult(one.pool, ok, seen=known)
 
     def ask(self, keys: list[str]) -> Bools:
@@ -240,9 +231,9 @@ class HybridCacheController:
     def _put(
         self, objects: ArenaObjects, one: PoolTransfer, pages: Ints, names: list[str] | None = None
     ) -> Bools:
-        """Put some pages of a transfer, whose ``names`` may be known; True: written."""
+        """Put what this rank writes of some pages, ``names`` where known; True: written."""
         backend = self.backend
-        if backend is None or not len(pages):
+        if backend is None or not len(pages) or not objects.arena.spec.writes:
             return _none(pages)
         slots, hashes = _chosen(one, pages)
         if names is not None and len(pages) < len(names):
@@ -286,6 +277,14 @@ class HybridCacheController:
             gone = self._upkeep.discard(backend, [blank.keys[i] for i in np.flatnonzero(wrong)])
             self.counters.add("objects_discarded", gone)
         return check.ok
+
+
+def _asked(one: PoolTransfer, found: Found) -> PoolTransferResult:
+    """Which pages of a transfer have all their required objects."""
+    ok = np.ones(len(one.page_hashes), dtype=np.bool_)
+    for here in found.values():
+        ok &= here
+    return PoolTransferResult(one.pool, ok)
 
 
 def _none(items: Sized) -> Bools:
