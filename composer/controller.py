@@ -1,19 +1,19 @@
 """Movement of pages and states between device, host and storage, all pools of a page together.
 
 The controller moves what it is told to and says what arrived; which pages exist and who may use
-them is the prefix cache's business. Work for later goes through ``submit`` to the executor that
-the controller was given, so that tests can take one step at a time.
+them is the prefix cache's business. Work for later goes to the executor that the controller was
+given, so that tests can take one step at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence, Sized
-from concurrent.futures import Executor, Future
+from collections.abc import Mapping, MutableMapping, Sequence, Sized
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, chain
 from time import monotonic
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from composer.storage import StorageBackend
 from composer.transfer import Moved, PoolTransfer, Transfer
 from composer.upkeep import Upkeep
 
-T = TypeVar("T")
 Names = Mapping[ArenaObjects, list[str]]
 Found = Mapping[ArenaObjects, Bools]
 Refused = MutableMapping[str, Mapping[str, int]]  # storage object -> reason -> count
@@ -62,6 +61,8 @@ class HybridCacheController:
     Attributes:
         backend: None while detached: every lookup is a miss, every write is refused.
         guard: Makes every call of the backend.
+        writers: Run what moves to slower tiers.
+        readers: Run what moves to faster tiers; the same, where nobody sets others.
         written, read: Bytes and seconds of storage transfers.
     """
 
@@ -84,7 +85,7 @@ class HybridCacheController:
         self.guard = Guard(self.counters)
         self._quarantine = Quarantine(host, self.counters)
         self.written, self.read = Moved(), Moved()
-        self._executor = executor
+        self.writers = self.readers = executor
         make = partial(self.make_objects, checksum=verify is Verify.checksum, poison=poison)
         everything = [make(arena) for arena in host.arenas.values()]
         self._objects = {n: [o for o in everything if o.arena.spec.space == n] for n in host.spaces}
@@ -111,10 +112,6 @@ class HybridCacheController:
     def clock(self) -> float:
         """Seconds since some moment: what is done now and then goes by it."""
         return monotonic()
-
-    def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Run a job on a worker."""
-        return self._executor.submit(job)
 
     def backup(self, transfers: Sequence[PoolTransfer]) -> None:
         """Copy device -> host, all pools of each index space."""

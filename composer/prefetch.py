@@ -228,7 +228,7 @@ class Prefetcher:
 
     def submit(self, fetch: Fetch) -> None:
         """Run a fetch on a worker."""
-        self._tiers.controller.submit(fetch.run)
+        self._tiers.controller.readers.submit(fetch.run)
 
     def coming(self, hashes: Sequence[bytes]) -> list[Fetch]:
         """Fetches of other threads that bring some of these pages."""

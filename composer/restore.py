@@ -88,4 +88,4 @@ class Restore:
         with self._tiers.lock:
             self._loading = {one: m for one, m in self._loading.items() if not one.ended}
             self._loading[load] = match
-        self._tiers.controller.submit(load.run)
+        self._tiers.controller.readers.submit(load.run)

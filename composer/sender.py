@@ -28,7 +28,7 @@ class Sender:
     def __init__(self, route: Route, most_bytes: int) -> None:
         controller = route.tiers.controller
         self._route, self._tiers = route, route.tiers
-        self.pending = Pending(controller.submit, controller.counters, most_bytes)
+        self.pending = Pending(controller.writers.submit, controller.counters, most_bytes)
         self._lock = Lock()
         self._copying, self._following = Lock(), Lock()
         self._waiting: deque[Batch] = deque()  # for room, the oldest first

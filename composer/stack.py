@@ -28,6 +28,7 @@ from composer.storage import StorageBackend
 from composer.writer import Published
 
 NUM_WORKERS = 3  # backups, writes and a spare, so that a slow store delays no copy
+NUM_READERS = 2  # prefetches and loads, which no write delays
 REPROVE_S = 10.0  # for backends without a setting of their own
 
 
@@ -49,9 +50,9 @@ class Stack:
         plan: StackPlan,
         controller: HybridCacheController,
         *,
-        threads: Executor | None = None,
+        threads: Sequence[Executor] = (),
     ) -> None:
-        """``threads``: run the controller's jobs, and end with the stack; None: another's do."""
+        """``threads``: run the controller's jobs, and end with the stack; none: another's do."""
         self.config, self.plan, self.controller = config, plan, controller
         self.device, self.group = controller.device, controller.host
         self._threads = threads
@@ -59,7 +60,7 @@ class Stack:
             plan,
             controller,
             policy=config.policy,
-            retries=threads is not None,
+            retries=bool(threads),
             reprove_s=getattr(BACKENDS.innermost(config.backend), "reprove_s", REPROVE_S),
         )
 
@@ -223,8 +224,8 @@ class Stack:
             self.cache.writer.close()
             self.detach()
         finally:
-            if self._threads is not None:
-                self._threads.shutdown(wait=True)
+            for one in self._threads:
+                one.shutdown(wait=True)
 
     def __enter__(self) -> Stack:
         return self
@@ -256,7 +257,7 @@ def compose(
             ``device.name``, within ``device.memory``.
         backend: A backend of the caller's own, in place of the configured one; closed with the
             stack.
-        executor: Runs backups and writes, and is left open; None: threads of the stack's own.
+        executor: Runs all that is done later, and is left open; None: threads of the stack's own.
         poison: Overwrite every destination before it is read into: for tests of an engine.
 
     Raises:
@@ -268,18 +269,20 @@ def compose(
     made = backend
     if made is None:
         made = BACKENDS.build(str(config.backend.get("name")), config.backend)
-    workers = executor or ThreadPoolExecutor(NUM_WORKERS, "kvpool")
+    writers = executor or ThreadPoolExecutor(NUM_WORKERS, "kvpool-write")
+    readers = executor or ThreadPoolExecutor(NUM_READERS, "kvpool-read")
     try:
         device = DevicePoolGroup(plan, config.device.name, device_buffers)
         controller = HybridCacheController(
             device,
             HostPoolGroup(plan, pin_memory=device.device.type == "cuda"),
             made,
-            workers,
+            writers,
             verify=config.storage.verify,
             poison=poison,
         )
-        return Stack(config, plan, controller, threads=None if executor else workers)
+        controller.readers = readers
+        return Stack(config, plan, controller, threads=() if executor else (writers, readers))
     except BaseException:
         if backend is None:
             closed(made)

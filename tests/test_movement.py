@@ -9,6 +9,7 @@ from composer.counters import Counters
 from composer.ledger import Ledger
 from composer.pending import Pending
 from composer.retry import Retry
+from composer.stack import NUM_WORKERS
 from tests.engine import PAGE, Engine, check_accounts, open_stack, prompt
 from tests.faults import Faulty, Inline, Stepped, before, once, refused
 from tests.test_lookup import forget
@@ -354,3 +355,36 @@ class TestAttach:
             assert engine.serve(TOKENS).num_pages == 6
             stack.publish()
             check_accounts(stack)
+
+
+class TestReaders:
+    @pytest.mark.parametrize("schema", SCHEMAS)
+    def test_no_read_waits_for_writes_that_hang(self, backend, schema):
+        """Until the end all workers that write are inside a put."""
+        gate, inside = threading.Event(), threading.Semaphore(0)
+
+        def hang():
+            inside.release()
+            assert gate.wait(60)
+
+        with open_stack(schema, (64, 64), backend=backend, workers=True) as stack:
+            engine = Engine(stack)
+            engine.serve(TOKENS)
+            stack.publish()
+            forget(stack)
+            backend.fault, backend.where = before(hang), ("put",)
+            try:
+                for first in range(10, 100, 10):
+                    engine.serve(prompt(*range(first, first + 4)))
+                assert all(inside.acquire(timeout=30) for _ in range(NUM_WORKERS))
+                fetch = stack.prefetch(stack.match(TOKENS))
+                assert fetch.wait(30)
+                match = stack.match(TOKENS)
+                assert (match.num_pages, match.hit_tokens["host"]) == (6, len(TOKENS))
+                with stack.restore(match, wait=False) as lease:
+                    lease.wait()
+                    engine.verify_lease(match, lease)
+                assert not gate.is_set()
+            finally:
+                gate.set()
+            assert stack.publish().pages_unsaved == 0

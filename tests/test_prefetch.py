@@ -37,7 +37,7 @@ def stored(schema, num_pages, backend, units=(16, 16), **policy):
 
 def step_through(stack, stepped):
     """From now on jobs run when they are stepped."""
-    stack.controller._executor = stepped
+    stack.controller.readers = stepped
 
 
 class Gate:

@@ -87,7 +87,7 @@ def _served(config: StackConfig, spec: ModelSpec, count: int) -> Iterator[tuple[
     threads = ThreadPoolExecutor(NUM_WORKERS)
     controller = HybridCacheController(device, host, None, threads)
     policy = replace(config.policy, name=WritePolicy.write_through)
-    with Stack(replace(config, policy=policy), plan, controller, threads=threads) as stack:
+    with Stack(replace(config, policy=policy), plan, controller, threads=[threads]) as stack:
         tokens = np.random.default_rng(0).integers(0, 150_000, count * stack.page_size)
         Serving(stack, Tally()).serve(Prompt.of(tokens, stack.page_size))
         stack.cache.writer.drain()
