@@ -189,16 +189,22 @@ def test_a_mooncake_store_is_listed_verified_and_cleared(kvpool, tmp_path):
             stack.publish()
             names = {arena.namespace for arena in stack.plan.arenas}
 
-        def run(*overrides):
+        def visit(*overrides):
             settings = [f"backend.{name}={value}" for name, value in places.items()]
+            return kvpool("job=store", "backend=mooncake", *settings, *overrides)
+
+        def run(*overrides):
             out = tmp_path / "out.json"
-            kvpool("job=store", "backend=mooncake", *settings, f"json={out}", *overrides)
+            visit(f"json={out}", *overrides)
             return json.loads(out.read_text())
 
         told = run()
         assert {entry["namespace"] for entry in told["namespaces"]} == names
         assert all(entry["manifest"] for entry in told["namespaces"])
         assert run("job.action=verify")["wrong"] == {}
+        refused = visit("job.action=gc", "job.older_than_s=60")  # the library tells no ages
+        assert refused.code == 2
+        assert "error: job.older_than_s: is set, and this store does not tell" in refused.err
         time.sleep(0.5)  # the leases of the readings
         told = run("job.action=clear", "job.namespace=''")
         assert (told["removed"], told["left"]) == (8, 0)

@@ -81,7 +81,8 @@ def _unused(
     names = {group[0] for group in groups}
     unused = {n for n in names - used if not any(n.startswith(k) for k in params.keep if k)}
     if params.older_than_s is not None:
-        unused = {name for name in unused if visit.idle_s(name) > params.older_than_s}
+        idle_s = visit.idle_s(unused)
+        unused = {name for name in unused if idle_s[name] > params.older_than_s}
     return [group for group in groups if group[0] in unused]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -93,15 +93,19 @@ class Visit:
             return None
         return parse_manifest(self._memory[:MANIFEST_BYTES].tobytes(), namespace)
 
-    def idle_s(self, namespace: str) -> float:
-        """Seconds since any object of a namespace was written or read.
+    def idle_s(self, namespaces: Iterable[str]) -> dict[str, float]:
+        """Seconds since any object of each namespace was written or read.
 
         Raises:
             ConfigError: The backend cannot tell.
         """
         if not hasattr(self._backend, "idle_s"):
-            raise ConfigError.of("job.older_than_s", "this store does not know when", "Leave it")
-        return float(self._backend.idle_s(f"{namespace}/"))
+            raise ConfigError.of(
+                "job.older_than_s",
+                "is set, and this store does not tell when an object was used",
+                "Leave it out, and name what is still in use in job.keep",
+            )
+        return {name: float(self._backend.idle_s(f"{name}/")) for name in namespaces}
 
     def verify(self, groups: Sequence[Group], *, remove: bool) -> dict[str, int]:
         """Read every object; how many are wrong, by reason."""
