@@ -204,7 +204,7 @@ def test_a_mooncake_store_is_listed_verified_and_cleared(kvpool, tmp_path):
         assert run("job.action=verify")["wrong"] == {}
         refused = visit("job.action=gc", "job.older_than_s=60")  # the library tells no ages
         assert refused.code == 2
-        assert "error: job.older_than_s: is set, and this store does not tell" in refused.err
+        assert "job.older_than_s: is set, and this store does not tell" in refused.err
         time.sleep(0.5)  # the leases of the readings
         told = run("job.action=clear", "job.namespace=''")
         assert (told["removed"], told["left"]) == (8, 0)
