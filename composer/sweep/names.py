@@ -15,6 +15,7 @@ TITLES = {
 _ENDINGS = (
     ("bytes_per_token", "bytes", "B"),
     ("bytes_per_million_tokens", "bytes", "B"),
+    ("per_million_tokens", "number", ""),
     ("bytes", "bytes", "B"),
     ("rate", "share", "%"),
     ("rate_full_pages", "share", "%"),
@@ -39,8 +40,10 @@ def kind_and_unit(name: str) -> tuple[str, str]:
 
 
 def title(name: str) -> str:
-    """A figure's name in words."""
-    return TITLES.get(name) or name.replace("_", " ").replace(".", " · ")
+    """A figure's name in words; a last part that is only its unit is left out."""
+    whole, _, last = name.rpartition(".")
+    words = whole if whole and last in ("bytes", "gb_s", "us_per_page", "us", "ms", "s") else name
+    return TITLES.get(name) or words.replace("_", " ").replace(".", " · ")
 
 
 def format_figure(name: str, value: Figure | None) -> str:

@@ -79,8 +79,14 @@ class Point:
 
 
 def figures_of(data: Mapping[str, Any]) -> dict[str, Figure]:
-    """The scalars of a result at any depth, by dotted key; lists are left out."""
-    return dict(_scalars({name: value for name, value in data.items() if name not in INPUTS}, ""))
+    """The scalars of a result at any depth, by dotted key, or those that it names as its figures.
+
+    Lists are left out, and what the result repeats of its configuration.
+    """
+    named = data.get("figures")
+    if named is None:
+        named = {name: value for name, value in data.items() if name not in INPUTS}
+    return dict(_scalars(named, ""))
 
 
 def _scalars(data: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Figure]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from composer.jobs.tables import make_console, make_table
@@ -15,7 +15,7 @@ from composer.sweep.summary import SUMMARY, refresh
 from composer.sweep.sweep import Sweep
 from composer.sweep.view import View, choose
 
-BEST, FAILED = 8, 3  # lines of each in the terminal
+BEST, FAILED = 8, 4  # points in the terminal's table; errors below it, and points of each
 
 
 def report(folder: Path, asked: ReportConfig) -> Sweep:
@@ -51,11 +51,8 @@ def _print(sweep: Sweep, view: View, page: Path | None) -> None:
         console.print(make_table(name, columns, rows))
     else:
         console.print(f"{points}, and all failed")
-    for point in failed[:FAILED]:
-        chosen = " ".join(f"{key}={point.overrides.get(key)}" for key in sweep.keys)
-        console.print(f"failed  #{point.number} {chosen}: {point.error}", soft_wrap=True)
-    if len(failed) > FAILED:
-        console.print(f"failed  {len(failed) - FAILED} more")
+    for line in _failures(failed):
+        console.print(line, soft_wrap=True)
     for note in view.notes:
         console.print(note, soft_wrap=True)
     console.print(f"summary {sweep.folder / SUMMARY}", soft_wrap=True)
@@ -65,6 +62,18 @@ def _print(sweep: Sweep, view: View, page: Path | None) -> None:
         install = "pip install 'kvpool-composer[report]'"
         again = f"kvpool job=report job.folder={sweep.folder}"
         console.print(f"report  needs plotly: {install}, then {again}", soft_wrap=True)
+
+
+def _failures(failed: Sequence[Point]) -> Iterator[str]:
+    """A line for each error, with the numbers of the points that it has ended."""
+    by_error: dict[str | None, list[str]] = {}
+    for point in failed:
+        by_error.setdefault(point.error, []).append(f"#{point.number}")
+    for error, numbers in list(by_error.items())[:FAILED]:
+        more = f" and {len(numbers) - FAILED} more" if len(numbers) > FAILED else ""
+        yield f"failed  {', '.join(numbers[:FAILED])}{more}: {error}"
+    if len(by_error) > FAILED:
+        yield f"failed  for {len(by_error) - FAILED} more reasons"
 
 
 def _row(sweep: Sweep, point: Point, names: Sequence[str]) -> list[object]:

@@ -35,12 +35,13 @@ def run_point(job: Callable[[], JobResult], config: Any, hydra: Any) -> float:
     status, error, figures = "failed", None, dict[str, Figure]()
     objective = config.objective
     try:
+        _check_direction(hydra.sweeper.get("direction"))
         with (folder / OUTPUT).open("w", encoding="utf-8") as output, redirect_stdout(output):
             result = job()
         write_json(folder / RESULT, result.data)
         figures = figures_of(result.data)
         objective = objective or result.objective
-        _check(objective, figures, hydra.sweeper.get("direction"))
+        _check_objective(objective, figures)
         status = "ok" if result.ok else "unwell"
     except ComposerError as raised:
         error = str(raised)
@@ -64,21 +65,21 @@ def run_point(job: Callable[[], JobResult], config: Any, hydra: Any) -> float:
     return point.score()
 
 
-def _check(objective: str | None, figures: Mapping[str, Figure], direction: str | None) -> None:
-    """Find the objective among the figures; ``direction``: of a sweeper that wants one."""
-    if objective is not None:
-        name = objective.removeprefix("-")
-        if isinstance(figures.get(name), (str, type(None))):
-            numbers = [key for key, value in figures.items() if not isinstance(value, str)]
-            fix = did_you_mean(name, numbers)
-            raise ConfigError.of("objective", f"the result has no number '{name}'", fix)
-    elif direction is not None:
-        fix = "Name a number of the result, e.g. objective=seconds"
-        raise ConfigError.of("objective", "has no value, and the sweeper needs one", fix)
+def _check_direction(direction: Any) -> None:
+    """Refuse to search for the worst point; ``direction``: of a sweeper that has one."""
     if getattr(direction, "name", direction) not in (None, "maximize"):
-        reason = f"is {direction}, and an objective is maximised here"
-        fix = "Write objective=-KEY for one that is to be small"
+        reason = f"is {getattr(direction, 'name', direction)}, and an objective is to be large"
+        fix = "Use hydra/sweeper=search, and objective=-KEY for a number that is to be small"
         raise ConfigError.of("hydra.sweeper.direction", reason, fix)
+
+
+def _check_objective(objective: str | None, figures: Mapping[str, Figure]) -> None:
+    """Find the objective among the figures, if there is one."""
+    name = (objective or "").removeprefix("-")
+    if objective is not None and isinstance(figures.get(name), (str, type(None))):
+        numbers = [key for key, value in figures.items() if not isinstance(value, str)]
+        fix = did_you_mean(name, numbers)
+        raise ConfigError.of("objective", f"the result has no number '{name}'", fix)
 
 
 def _settings(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:

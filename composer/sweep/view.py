@@ -9,6 +9,7 @@ from statistics import fmean, pvariance
 
 from composer.errors import did_you_mean
 from composer.schema import ReportConfig
+from composer.sweep.names import kind_and_unit
 from composer.sweep.point import Point
 from composer.sweep.sweep import Sweep
 
@@ -40,8 +41,7 @@ def choose(sweep: Sweep, asked: ReportConfig) -> View:
     """The view as asked for, and where nothing was asked for, or what there is not, the default."""
     view, figures = View(), numbers(sweep)
     varying = [name for name in figures if has_spread(sweep, name)]
-    y = (sweep.objective or "").removeprefix("-") or next(iter(varying), None)
-    view.y = _known("y", asked.y, figures, view) or y
+    view.y = _known("y", asked.y, figures, view) or _most_telling(sweep, varying)
     if view.y is None:
         return view
     keys = [key for key in sweep.keys if len(sweep.values(key)) > 1]
@@ -60,6 +60,15 @@ def choose(sweep: Sweep, asked: ReportConfig) -> View:
         columns = _known("columns", asked.columns, axes, view)
         view.columns = columns or next(key for key in reversed(pair) if key != view.rows)
     return view
+
+
+def _most_telling(sweep: Sweep, varying: Sequence[str]) -> str | None:
+    """The objective, or a speed where that is the same in all points."""
+    objective = (sweep.objective or "").removeprefix("-")
+    speeds = [name for name in varying if kind_and_unit(name)[1] == "GB/s"]
+    if objective and (objective in varying or not speeds):
+        return objective
+    return next(iter((*speeds, *varying)), None)
 
 
 def numbers(sweep: Sweep) -> list[str]:

@@ -23,11 +23,12 @@ TARGET, TARGET_INTERLEAVED = Target(ratio=0.9), Target(ratio=0.7)
 
 
 def copies(config: StackConfig, params: Params) -> Cases:
-    """Cases for three numbers of pages, both directions, all layouts."""
+    """Cases for three numbers of pages, both directions, all layouts or the chosen one."""
     spec = resolve(config)
     most = most_pages(spec, params.pages)
     for name, axes in layout_presets().items():
-        yield from _of_layout(config, name, with_axes(spec, axes), most)
+        if params.all_layouts or axes == tuple(config.layout.axes):
+            yield from _of_layout(config, name, with_axes(spec, axes), most)
 
 
 def _of_layout(config: StackConfig, layout: str, spec: ModelSpec, most: int) -> Cases:

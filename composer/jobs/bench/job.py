@@ -14,6 +14,7 @@ from composer.errors import BackendError, Problems
 from composer.jobs import JobResult
 from composer.jobs.bench.baseline import compare, read_baseline
 from composer.jobs.bench.copies import copies
+from composer.jobs.bench.figures import figures, objective
 from composer.jobs.bench.frame import Cases, Measured
 from composer.jobs.bench.params import Params
 from composer.jobs.bench.plans import stored_objects
@@ -89,11 +90,12 @@ def run(config: CliConfig, params: Params) -> JobResult:
         "skipped": rows.skipped,
         "failed": rows.failed,
     }
+    data["figures"] = figures(config, data["rows"])
     if baseline:
         changes = compare(baseline, data["rows"])
         show_changes(str(params.baseline), changes)
         data["changes"] = [one.data() for one in changes]
-    return JobResult(data, ok=not rows.failed)
+    return JobResult(data, ok=not rows.failed, objective=objective(data["figures"]))
 
 
 def _measure(config: CliConfig, params: Params, rows: _Rows) -> None:

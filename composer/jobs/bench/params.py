@@ -16,6 +16,7 @@ class Params:
         rows: Names of the rows; None: all.
         rounds: Measurements of each side; the median counts.
         pages: Pages copied between the tiers at once, at most.
+        all_layouts: Copy in every layout; False: in the chosen one, as a sweep over layouts wants.
         python_pages: Pages of the rows that move no bytes, at most.
         prompt_tokens: Length of the prompt that is matched, at most.
         storage_batch: What one call to the store moves; a quarter of it where that goes over TCP.
@@ -27,6 +28,7 @@ class Params:
     rows: list[str] | None = None
     rounds: int = 9
     pages: int = 32
+    all_layouts: bool = True
     python_pages: int = 4096
     prompt_tokens: int = 131_072
     storage_batch: str = "128MiB"

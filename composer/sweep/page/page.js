@@ -53,7 +53,7 @@ function writeCards() {
     bar.append(element("span", name), element("span", amount), element("i", undefined, { style: `--part: ${(100 * size) / effects[0][1]}%` }));
     bars.append(bar);
   }
-  const made = card(`What moves the ${titleOf(objective)}`);
+  const made = card(`What moves ${titleOf(objective)}`);
   made.title = "Between the values of a setting, the others averaged";
   made.append(bars);
 }

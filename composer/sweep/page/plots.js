@@ -102,7 +102,7 @@ function drawScatter(view, selected) {
       name: color.name ? String(value) : "", mode: distinct && group.length > 1 && (!order || keys.get(view.x).numeric) ? "lines+markers" : "markers",
       line: { color: shade, width: 1.75 }, opacity: 0.95,
       marker: {
-        color: shade, size: group.map((point) => (point.number === selected ? 15 : 9)),
+        color: shade, size: group.map((point) => (point.number === selected ? 16 : 10)),
         line: { color: group.map((point) => (point.number === selected ? css("--ink") : css("--card"))), width: group.map((point) => (point.number === selected ? 2 : 1.25)) },
       },
       text: group.map((point) => hover(point, [view.y, view.x, objective])), hovertemplate: "%{text}<extra></extra>",
