@@ -15,7 +15,7 @@ import numpy as np
 from composer.boundary import Bools
 from composer.entries import Checkpoint, PageEntry, Resident
 from composer.errors import InvariantError
-from composer.eviction import RANKS, EvictionQueue, Rank, Use
+from composer.eviction import RANKS, EvictionQueue, Protected, Rank, Use
 from composer.free_list import FreeList
 from composer.holders import Holders
 from composer.plan import SpacePlan
@@ -65,6 +65,9 @@ class Chains:
         self._leaves = EvictionQueue(
             self.pages, self._page_rank if reach is not None else self._rank
         )
+        self._has_segments = eviction is EvictionPolicy.slru
+        slots = [spaces[name].num_slots for name in self.page_spaces if self._has_segments]
+        self._protected = Protected(self.pages, min(slots, default=0), self._demote)
         self._fresh: list[PageEntry] = []  # adopted, and not offered yet: most get a child first
         self._holders = Holders(tier)
         self._clock = count(1)
@@ -153,11 +156,17 @@ class Chains:
             page = self.pages.get(page_hash)
             if page is not None:
                 self._use(page, hit)
-                return
+                break
+        if hit:
+            self._protected.hit(reversed(page_hashes))  # so that a tail makes room before its head
 
     def _use(self, one: Use, hit: bool) -> None:
         one.last_use = next(self._clock)
         one.hits += hit
+
+    def _demote(self, _page_hash: bytes, page: PageEntry) -> None:
+        page.last_use = next(self._clock)
+        self._offer(page)
 
     def _offer(self, page: PageEntry) -> None:
         if self._is_leaf(page):
@@ -217,6 +226,7 @@ class Chains:
         """
         stored = None if self._reach is None else self.stored(page.page_hash)
         del self.pages[page.page_hash]
+        self._protected.drop(page.page_hash)
         for space, ids in slots.items():
             ids.append(self._drop(space, page.page_hash))
         children = self._children[page.parent] - 1

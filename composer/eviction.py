@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from composer.schema import EvictionPolicy
 
 Rank = tuple[Any, ...]  # what goes first ranks lowest
+PROTECTED_SHARE = 0.8  # of a tier, for what was hit, under slru
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,12 +20,14 @@ class Use:
 
     Attributes:
         hits: Prefixes that were restored through it.
+        is_protected: It is in the protected segment of slru.
         queued: The rank it waits with in an ``EvictionQueue``; None: it is in none.
     """
 
     arrived: int = 0
     last_use: int = 0
     hits: int = 0
+    is_protected: bool = False
     queued: Rank | None = None
 
     def inherit(self, child: Use) -> None:
@@ -41,7 +45,7 @@ def _lfu(use: Use) -> Rank:
 
 
 def _slru(use: Use) -> Rank:
-    return (use.hits > 0, use.last_use)  # what was never hit goes before all that was
+    return (use.is_protected, use.last_use)
 
 
 def _fifo(use: Use) -> Rank:
@@ -56,6 +60,49 @@ RANKS: Mapping[EvictionPolicy, Callable[[Use], Rank]] = {
 }
 
 Entry = TypeVar("Entry", bound=Use)
+
+
+class Protected(Generic[Entry]):
+    """What was hit, in the order of its last hit: at most a share of a tier.
+
+    What was hit longest ago makes room, and is from then on like something that has just come.
+
+    Args:
+        entries: All there are.
+        num_slots: Entries that the tier has room for; 0: nothing is ever protected.
+        demoted: Told of what makes room.
+    """
+
+    def __init__(
+        self,
+        entries: Mapping[bytes, Entry],
+        num_slots: int,
+        demoted: Callable[[bytes, Entry], None],
+    ) -> None:
+        self._entries, self._demoted = entries, demoted
+        self._most = int(PROTECTED_SHARE * num_slots)
+        self._order: OrderedDict[bytes, None] = OrderedDict()
+
+    def hit(self, names: Iterable[bytes]) -> None:
+        """Those of the entries that there are were hit, in this order."""
+        if not self._most:
+            return
+        for name in names:
+            if name in self._entries:
+                self._entries[name].is_protected = True
+                self._order[name] = None
+                self._order.move_to_end(name)
+                if len(self._order) > self._most:
+                    self._demote(self._order.popitem(last=False)[0])
+
+    def drop(self, name: bytes) -> None:
+        """An entry is gone."""
+        self._order.pop(name, None)
+
+    def _demote(self, name: bytes) -> None:
+        entry = self._entries[name]
+        entry.is_protected = False
+        self._demoted(name, entry)
 
 
 class EvictionQueue(Generic[Entry]):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from composer.chains import Chains
 from composer.entries import Checkpoint, PageEntry, Resident
-from composer.eviction import EvictionQueue
+from composer.eviction import EvictionQueue, Protected
 from composer.free_list import FreeList
 from composer.group import Reservation, reserve
 from composer.plan import SpacePlan
@@ -48,6 +48,9 @@ class Residency(Chains):
         self.checkpoints: dict[bytes, Checkpoint] = {}
         self.on_drop: Callable[[bytes], None] = lambda _page_hash: None
         self._oldest = EvictionQueue(self.checkpoints, self._rank)
+        held = [spaces[name].num_slots // pages for name, pages in self.trailing.items()]
+        number = min(held, default=0) if self._has_segments else 0
+        self._protected_checkpoints = Protected(self.checkpoints, number, self._demote_checkpoint)
         self._num_pinned = dict.fromkeys(self.trailing, 0)  # slots that operations keep
         if reach is not None:
             reach.listen(self._found_useless, self._found_lost)
@@ -117,6 +120,8 @@ class Residency(Chains):
         checkpoint = self.checkpoints.get(page_hashes[-1]) if page_hashes else None
         if checkpoint is not None:
             self._use(checkpoint, hit)
+            if hit:
+                self._protected_checkpoints.hit([checkpoint.page_hash])
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Let a boundary hold its trailing slots, all of which are here."""
@@ -134,9 +139,14 @@ class Residency(Chains):
 
     def drop_checkpoint(self, page_hash: bytes) -> None:
         self._keep(self.checkpoints.pop(page_hash), -1)
+        self._protected_checkpoints.drop(page_hash)
         self.on_drop(page_hash)
         if self._reach is not None:
             self._reach.drop_checkpoint(page_hash)
+
+    def _demote_checkpoint(self, page_hash: bytes, checkpoint: Checkpoint) -> None:
+        checkpoint.last_use = next(self._clock)
+        self._oldest.offer(page_hash, checkpoint)
 
     def _keep(self, checkpoint: Checkpoint, by: int) -> None:
         for space, page_hashes in checkpoint.holds.items():

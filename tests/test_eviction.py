@@ -18,7 +18,7 @@ from tests.tiers import ROOT, WINDOW, adopt, chain, checkpoint, tier
 ORDERS = {  # by hand: what goes first is the least
     "lru": lambda one: one.last_use,
     "lfu": lambda one: (one.hits, one.last_use),
-    "slru": lambda one: (one.hits > 0, one.last_use),
+    "slru": lambda one: (one.is_protected, one.last_use),
     "fifo": lambda one: one.arrived,
 }
 
@@ -32,6 +32,7 @@ class Known:
     hits: int = 0
     parent: bytes | None = None
     locks: int = 0
+    is_protected: bool = False
     holds: dict = field(default_factory=dict)
 
 
@@ -43,11 +44,23 @@ class Model:
     pages: dict = field(default_factory=dict)
     checkpoints: dict = field(default_factory=dict)
     pins: dict = field(default_factory=lambda: {"swa": Counter(), "state": Counter()})
+    protected: dict = field(default_factory=lambda: {"pages": [], "checkpoints": []})
     clock: int = 0
 
     def tick(self):
         self.clock += 1
         return self.clock
+
+    def hit(self, kind, names, most):
+        """Whatever was hit is protected, as far as there is room: the least recent hit goes."""
+        known, order = getattr(self, kind), self.protected[kind]
+        order[:] = [name for name in order if name in known]
+        for name in (one for one in names if one in known):
+            order[:] = [*(one for one in order if one != name), name]
+            known[name].is_protected = True
+            if len(order) > most:
+                demoted = known[order.pop(0)]
+                demoted.is_protected, demoted.last_use = False, self.tick()
 
     def useful(self) -> set:
         """Pages at or before a boundary, as far as pages are here to lead to it."""
@@ -175,10 +188,17 @@ class Walk:
     def touch(self):
         hashes, hit = self.some_chain(), self.random.random() < 0.5
         self.tier.touch(hashes, hit=hit)
-        pages = [self.model.pages[page] for page in hashes if page in self.model.pages]
-        for one in (pages[-1] if pages else None, self.model.checkpoints.get(hashes[-1])):
-            if one is not None:
-                one.last_use, one.hits = self.model.tick(), one.hits + hit
+        model, here = self.model, [page for page in hashes if page in self.model.pages]
+        for kind, names, size in (
+            ("pages", here[::-1], self.NUM_PAGES),
+            ("checkpoints", hashes[-1:], self.NUM_TRAILING // WINDOW),
+        ):
+            known = getattr(model, kind)
+            if names and names[0] in known:
+                one = known[names[0]]
+                one.last_use, one.hits = model.tick(), one.hits + hit
+            if hit and model.policy == "slru":
+                model.hit(kind, names, int(0.8 * size))
 
     def clear(self):
         self.tier.clear(None)
@@ -189,8 +209,8 @@ class Walk:
     def compare(self):
         tier, model = self.tier, self.model
         for mine, theirs in ((tier.pages, model.pages), (tier.checkpoints, model.checkpoints)):
-            assert {h: one.hits for h, one in mine.items()} == {
-                h: one.hits for h, one in theirs.items()
+            assert {h: (one.hits, one.is_protected) for h, one in mine.items()} == {
+                h: (one.hits, one.is_protected) for h, one in theirs.items()
             }
         assert {h: p.locks for h, p in tier.pages.items()} == {
             h: p.locks for h, p in model.pages.items()
