@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from composer.errors import BackendError
+from composer.errors import BackendError, ConfigError
+from composer.jobs.bench.baseline import read_baseline
 from composer.jobs.bench.frame import GB_PER_S, MS, OBJECTS, Case, Count, Target
 from composer.jobs.bench.job import ROWS
 from composer.registry import BACKENDS
@@ -179,29 +180,19 @@ def test_a_page_of_all_pools_is_one_object(bench):
 
 class TestBaseline:
     ROWS = ("job.rows=[boundary,stored]",)
+    CASE = {"row": "a", "name": "b", "size": "c", "ratio": 2.0, "ratio_range": [1.0, 3.0]}
+    FACTS = {"model": "deepseek-ai/DeepSeek-V3.2", "page_size": 64}
 
-    @pytest.fixture
-    def earlier(self, bench, tmp_path):
-        """Writes the result of a run, changed, as the baseline of a later one; returns its path."""
+    def test_ratios_are_compared_and_what_is_worse_is_told(self, bench, tmp_path):
         data, _ = bench(*self.ROWS)
         Path("bench.json").unlink()
-
-        def write(**changes):
-            path = tmp_path / "earlier.json"
-            path.write_text(json.dumps({**data, **changes}))
-            return path, data["rows"]
-
-        return write
-
-    def test_ratios_are_compared_and_what_is_worse_is_told(self, bench, earlier):
-        _, rows = earlier()
-        faster, slower = (
-            {**row, "ratio": row["ratio"] * by}
-            for row, by in zip(rows[:2], (100, 0.01), strict=True)
-        )
+        rows = data["rows"]
+        changed = zip(rows[:2], (100, 0.01), strict=True)
+        faster, slower = ({**row, "ratio": row["ratio"] * by} for row, by in changed)
         for one in (faster, slower):
             one["ratio_range"] = [one["ratio"] / 2, one["ratio"] * 2]
-        path, _ = earlier(rows=[faster, slower, *rows[2:-1]])
+        path = tmp_path / "earlier.json"
+        path.write_text(json.dumps({**data, "rows": [faster, slower, *rows[2:-1]]}))
         data, printed = bench(*self.ROWS, f"job.baseline={path}")
         verdicts = [one["verdict"] for one in data["changes"]]
         assert verdicts[:2] == ["worse", "better"]
@@ -217,25 +208,27 @@ class TestBaseline:
         ("changes", "message"),
         [
             ({"rows": [{"hits": 3}]}, "earlier.json' is no result of this job"),
+            ({"rows": [{**CASE, "ratio": "?"}]}, "earlier.json' is no result of this job"),
             ({"rows": None}, "earlier.json' is no result of this job"),
             ({"model": "another"}, "earlier.json' is of model another, not deepseek-ai"),
             ({"page_size": 128}, "earlier.json' is of page_size 128, not 64"),
         ],
     )
-    def test_a_foreign_file_is_refused_before_anything_is_measured(
-        self, kvpool, earlier, changes, message
-    ):
-        path, _ = earlier(**changes)
-        ended = kvpool(*TINY, *self.ROWS, f"job.baseline={path}")
-        assert (ended.code, ended.out) == (2, "")
-        assert "job.baseline: " in ended.err
-        assert message in ended.err
+    def test_a_foreign_file_is_refused(self, tmp_path, changes, message):
+        path = tmp_path / "earlier.json"
+        path.write_text(json.dumps({**self.FACTS, "rows": [self.CASE], **changes}))
+        with pytest.raises(ConfigError, match=r"job\.baseline: ") as refused:
+            read_baseline(path, self.FACTS)
+        assert message in str(refused.value)
 
-    def test_a_missing_file_and_one_without_json_are_named(self, kvpool, tmp_path):
-        broken = tmp_path / "broken.json"
-        broken.write_text("{")
-        for path in (tmp_path / "none.json", broken):
-            ended = kvpool(*TINY, *self.ROWS, f"job.baseline={path}")
-            assert (ended.code, ended.out) == (2, "")
-            assert f"job.baseline: cannot read '{path}'" in ended.err
-            assert "Name what json=FILE of a job=bench has written" in ended.err
+    def test_a_missing_file_is_refused_before_anything_is_measured(self, kvpool):
+        ended = kvpool(*TINY, *self.ROWS, "job.baseline=none.json")
+        assert (ended.code, ended.out) == (2, "")
+        assert "job.baseline: cannot read 'none.json'" in ended.err
+        assert "Name what json=FILE of a job=bench has written" in ended.err
+
+    def test_a_file_without_json_is_refused(self, tmp_path):
+        path = tmp_path / "broken.json"
+        path.write_text("{")
+        with pytest.raises(ConfigError, match="cannot read"):
+            read_baseline(path, self.FACTS)
