@@ -247,8 +247,16 @@ def _end_without_the_library() -> None:
     The C library runs such handlers last come, first served, and gives this one the exit code.
     """
     libc = ctypes.CDLL(None)
-    atexit.register(libc.fflush, None)  # what C code has printed is not to be lost
+    atexit.register(_when_python_ends, libc)
     libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
+
+
+def _when_python_ends(libc: Any) -> None:
+    libc.fflush(None)  # what C code has printed is not to be lost
+    # The thread of a late call that comes back from now on is ended by Python, through frames of
+    # C++ that may not be left like this: it would take the process with it. It sleeps instead.
+    set_terminate = ctypes.CDLL("libstdc++.so.6")["_ZSt13set_terminatePFvvE"]
+    set_terminate(ctypes.cast(libc.pause, ctypes.c_void_p))
 
 
 def to_names(keys: Sequence[str]) -> list[str]:
