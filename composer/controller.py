@@ -158,7 +158,7 @@ class HybridCacheController:
             degraded = np.zeros(len(ok), dtype=np.bool_)
             refused: dict[str, Mapping[str, int]] = {}
             for objects in reversed(self._objects[one.pool]):
-                todo = np.flatnonzero(ok)
+                todo = ok.nonzero()[0]
                 got = self._get(objects, one, todo, refused)
                 missed = todo[~got]
                 if objects.arena.spec.required:
@@ -201,16 +201,16 @@ class HybridCacheController:
         return [dict(zip(one, parts, strict=False)) for one in names]
 
     def _write(self, one: PoolTransfer, found: Found, names: Names) -> PoolTransferResult:
-        known = _asked(one, found).ok
-        ok, mine = np.ones_like(known), ~known
-        optional = np.flatnonzero(mine) if found else np.arange(len(known))
+        known = _all(one, found)
+        ok, mine = np.ones(len(known), dtype=np.bool_), ~known
+        optional = mine.nonzero()[0] if found else np.arange(len(known))
         if len(one.degraded):
             optional = optional[~np.asarray(one.degraded, dtype=np.bool_)[optional]]
         for objects in self._objects[one.pool]:
             if not objects.arena.spec.required:
                 self._put(objects, one, optional)
                 continue
-            lacking = np.flatnonzero(mine & ~found[objects])
+            lacking = (mine & ~found[objects]).nonzero()[0]
             lacking = lacking[~self._put(objects, one, lacking, names[objects])]
             ok[lacking] = False
             mine[lacking] = not objects.arena.spec.writes  # another rank will, at its own time
@@ -269,19 +269,22 @@ class HybridCacheController:
         self.counters.add_all(check.refused, "read_refused.")
         why[objects.arena.spec.name] = check.refused
         self.counters.add_all(check.refused, f"refused.{objects.arena.spec.name}.")
-        wrong = ~check.ok & (num_bytes >= 0)
-        if num_read < len(wrong) and wrong.any():
-            gone = self._upkeep.discard(backend, [blank.keys[i] for i in np.flatnonzero(wrong)])
+        if num_read < len(check.ok) and (wrong := ~check.ok & (num_bytes >= 0)).any():
+            gone = self._upkeep.discard(backend, [blank.keys[i] for i in wrong.nonzero()[0]])
             self.counters.add("objects_discarded", gone)
         return check.ok
 
 
 def _asked(one: PoolTransfer, found: Found) -> PoolTransferResult:
+    return PoolTransferResult(one.pool, _all(one, found))
+
+
+def _all(one: PoolTransfer, found: Found) -> Bools:
     """Which pages of a transfer have all their required objects."""
     ok = np.ones(len(one.page_hashes), dtype=np.bool_)
     for here in found.values():
         ok &= here
-    return PoolTransferResult(one.pool, ok)
+    return ok
 
 
 def _none(items: Sized) -> Bools:
