@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from composer.engines.transformers import Engine, Sampling, compose_for
-from composer.engines.transformers_request import chunk_ends
+from composer.engines.transformers_request import call_ends
 from composer.engines.weights import weights_digest
 from composer.errors import BackendError, ConfigError
 from composer.schema import ModelConfig
@@ -73,6 +73,19 @@ def test_an_answer_is_the_same_with_a_prefix_from_storage(name, models, tmp_path
             warm, cold = asked.ask(ids), asked.cold(ids)
             assert (warm.cached, warm.said) == (boundary, cold.said)
             assert warm.storage > 0
+
+
+def test_a_page_that_another_prompt_left_has_the_bits_of_ones_own(asked):
+    """Experts get other tokens of the same call, and products of other sizes round otherwise."""
+    engine, begin = asked("gpt_oss"), shared("gpt_oss")[: INTERVAL + PAGE + 3]
+    for number in range(4):
+        one, other = (begin + prompt(INTERVAL, first=100 * n + number) for n in (1, 2))
+        cold = engine.cold(other)
+        engine.ask(one, salt=str(number))
+        warm = engine.ask(other, salt=str(number))
+        assert (warm.cached, warm.said) == (INTERVAL + PAGE, cold.said)
+        warm = engine.ask(other, salt=str(number))
+        assert (warm.cached, warm.said) == (len(other) // PAGE * PAGE, cold.said)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +203,7 @@ def test_a_prompt_shorter_than_an_interval_is_computed_and_none_is_restored_whol
         asked("llama").ask(ids)
         again = asked("llama").ask(ids)
         assert again.said == cold.said
-        assert again.cached == (length - 1) // INTERVAL * INTERVAL
+        assert again.cached == (length - 1) // PAGE * PAGE
 
 
 def test_an_inexact_engine_keeps_the_end_of_a_prompt_and_what_it_generated(models):
@@ -245,11 +258,11 @@ def test_a_prompt_without_ids_or_out_of_the_vocabulary_is_refused(ids, asked):
 
 
 def test_calls_end_at_the_cuts_and_at_the_end_or_take_one_token_behind_the_first():
-    assert chunk_ends(0, 37, [16, 32], stepwise=False) == [16, 32, 37]
-    assert chunk_ends(16, 32, [32], stepwise=False) == [32]
-    assert chunk_ends(0, 19, [16], stepwise=True) == [16, 17, 18, 19]
-    assert chunk_ends(16, 19, [], stepwise=True) == [17, 18, 19]
-    assert chunk_ends(0, 5, [], stepwise=True) == [5]
+    assert call_ends(0, 37, [16, 32], stepwise=False) == [16, 32, 37]
+    assert call_ends(16, 32, [32], stepwise=False) == [32]
+    assert call_ends(0, 19, [16], stepwise=True) == [16, 17, 18, 19]
+    assert call_ends(16, 19, [], stepwise=True) == [17, 18, 19]
+    assert call_ends(0, 5, [], stepwise=True) == [5]
 
 
 @pytest.mark.parametrize(

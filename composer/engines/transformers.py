@@ -9,9 +9,8 @@ prompts with it:
         for token in engine.stream(ids):
             ...
 
-A prompt is computed in chunks that end at every multiple of ``checkpoint_tokens`` and at its end,
-with or without a cache, and only whole chunks are kept: an answer is the same, bit for bit,
-whatever was cached.
+A prompt is computed page by page, with or without a cache, and an answer is the same, bit for bit,
+whatever was cached. Larger pages (``page_size``) make fewer calls, and coarser hits.
 """
 
 from __future__ import annotations
@@ -88,8 +87,9 @@ class Engine:
             model: A causal language model of transformers, in eval mode.
             stack: From ``compose_for``, or composed by hand with ``engine=transformers``,
                 ``engine_version`` and ``model.revision``.
-            exact: Keep and restore whole chunks only. False: also the end of a prompt and what was
-                generated: longer hits, and answers that are equal up to rounding.
+            exact: Compute prompts page by page, and keep nothing that was generated. False: up to
+                the next checkpoint in one call, and keep all: faster, longer hits, and answers
+                that are equal up to rounding.
 
         Raises:
             ConfigError: The stack's pools do not hold what the model's cache holds.
@@ -157,7 +157,7 @@ class Engine:
         if not self.exact:
             return extra_key
         attention = self.model.config._attn_implementation
-        parts = [torch.__version__, self.model.device.type, attention, self._runner.interval]
+        parts = [torch.__version__, self.model.device.type, attention]
         return "/".join(map(str, (*parts, *([] if extra_key is None else [extra_key]))))
 
     def _forward(self, ids: Sequence[int], first: int, cache: Any) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """One request: restore what is known of a prompt, compute the rest, keep it, and go on.
 
-Where a prompt is cut into chunks depends on positions alone. So behind a restored prefix the model
-is called with the same tokens as without one, and answers with the same numbers, bit for bit.
+To be exact, a prompt is computed page by page, one call each. What a page holds then depends on
+nothing but the tokens up to its end, which are what it is named by: not on where a prompt goes on
+behind it, which changes the sizes of products within a call, and with them the rounding.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ import torch
 
 from composer.engines.sampling import Chooser, Sampling
 from composer.engines.transformers_binding import Binding
-from composer.lease import Lease
-from composer.lookup import Match
 from composer.stack import Stack
 
 
@@ -47,7 +46,7 @@ class Runner:
 
     Attributes:
         forward: Ids, position of the first, cache -> logits ``[vocabulary]`` behind the last.
-        exact: Keep and restore at multiples of the interval only.
+        exact: Compute page by page, and keep no tokens that were computed alone.
         stepwise: Behind a prefix, one token a call.
     """
 
@@ -111,14 +110,15 @@ class Request:
 
     def _prefill(self) -> tuple[Any, torch.Tensor]:
         """Compute the prompt; its cache, and the logits behind its last token."""
-        runner, length = self._runner, len(self._ids)
-        match, lease = self._restore()
-        with lease:
+        runner, length, page_size = self._runner, len(self._ids), self._stack.page_size
+        match = self._stack.match(self._ids, **self._names, max_tokens=length - 1)
+        with self._stack.restore(match) as lease:
             cache = runner.binding.restored(lease)
             self._kept = done = lease.num_tokens
             self.result.cached_tokens, self.result.hit_tokens = done, dict(lease.hit_tokens)
-            cuts = self._cuts(match, done)
-            for end in chunk_ends(done, length, cuts, stepwise=runner.stepwise):
+            cuts = self._stack.checkpoints(match, done)
+            ends = range(done + page_size, length, page_size) if runner.exact else cuts
+            for end in call_ends(done, length, ends, stepwise=runner.stepwise):
                 logits = runner.forward(self._ids[done:end], done, cache)
                 if end in cuts:
                     self._keep(cache, end)
@@ -134,28 +134,6 @@ class Request:
             self._keep(cache, length)
         runner.binding.trim(cache)
         return logits
-
-    def _restore(self) -> tuple[Match, Lease]:
-        """The longest prefix that may be gone on from; at least one token is left to compute."""
-        step = self._runner.interval if self._runner.exact else 1
-        limit = (len(self._ids) - 1) // step * step
-        while True:
-            match = self._stack.match(self._ids, **self._names, max_tokens=limit)
-            limit = match.num_tokens // step * step
-            if limit < match.num_tokens:
-                continue
-            lease = self._stack.restore(match)
-            limit = lease.num_tokens // step * step
-            if limit == lease.num_tokens:
-                return match, lease
-            lease.release()
-
-    def _cuts(self, match: Match, start: int) -> Sequence[int]:
-        """Boundaries behind ``start`` to keep, in ascending order."""
-        if self._runner.exact:
-            step = self._runner.interval
-            return range(start + step, len(self._ids) + 1, step)
-        return self._stack.checkpoints(match, start)
 
     def _keep(self, cache: Any, end: int) -> None:
         """Commit what was computed up to a boundary, in as many parts as there is room for."""
@@ -178,13 +156,13 @@ class Request:
                 self._stack.commit(ids, slots, states, **self._names, start=begin)
 
 
-def chunk_ends(start: int, length: int, cuts: Sequence[int], *, stepwise: bool) -> list[int]:
+def call_ends(start: int, length: int, cuts: Sequence[int], *, stepwise: bool) -> list[int]:
     """Where the calls that compute a prompt behind ``start`` end, in ascending order.
 
     Args:
         start: Tokens that are there.
         length: Tokens of the prompt, more than ``start``.
-        cuts: Boundaries between the two.
+        cuts: Where calls have to end.
         stepwise: Only the first call of all takes more than one token.
     """
     ends = sorted({*cuts, length})
