@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 Slot = tuple[str, bytes]  # index space, page hash
+FIRST_REST = 6  # times ``reprove_s``
 
 
 @dataclass(slots=True)
@@ -128,7 +129,7 @@ class Ledger:
         if losses == 1:
             self._set_unwritten(slot, written.scope)
         else:
-            rest_s = self._reprove_s * 2.0 ** min(losses - 2, 32)
+            rest_s = FIRST_REST * self._reprove_s * 2.0 ** min(losses - 2, 32)
             self._resting[slot] = _Resting(written.scope, self._clock() + rest_s)
 
     def forget(self, slot: Slot) -> bool:
