@@ -136,6 +136,7 @@ class Chains:
     def unlock(self, pages: Sequence[PageEntry], holder: str) -> None:
         for space in self.page_spaces:
             self._holders.add(holder, space, -len(pages))
+        children = self._children
         for page in pages:
             page.locks -= 1
             if page.locks < 0:
@@ -143,7 +144,8 @@ class Chains:
                     f"{self.tier}: {holder} releases a page that nobody locks; "
                     f"held: {self._holders.snapshot() or 'nothing'}"
                 )
-            self._offer(page)
+            if not page.locks and page.page_hash not in children:  # _offer, for each page of many
+                self._leaves.offer(page.page_hash, page)
 
     def touch(self, page_hashes: Sequence[bytes], *, hit: bool = False) -> None:
         """A prefix was used: the last page of it that is here, and so all before it, are recent.
