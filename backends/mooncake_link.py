@@ -19,6 +19,7 @@ from composer.errors import BackendError
 from composer.storage import CallTimeoutError
 
 ANSWER_S = 2.0  # of the question whether a master is still there
+AGAIN_S = 1.0  # after a client that could not be set up
 T = TypeVar("T")
 
 
@@ -35,7 +36,7 @@ class Link:
         self._bounded, self._wedge = Bounded("Mooncake store"), Wedge()
         self._buffers: list[tuple[int, int]] = []
         self._lock = threading.Lock()
-        self._closed = False
+        self._closing = threading.Event()
 
     def register(self, buffers: Sequence[tuple[int, int]]) -> None:
         """Make memory known to this client, and to those that replace it."""
@@ -80,7 +81,7 @@ class Link:
             abandon: Leave it alone in any case.
         """
         with self._lock:
-            self._closed = True
+            self._closing.set()
         if abandon or self._bounded.num_late or not self._answers():
             self._counts.add(abandoned_clients=1)
             self.client.abandon()
@@ -95,20 +96,26 @@ class Link:
             return False
 
     def _replace(self) -> None:
-        """Take another client; the segment of the old one stays where it is, in this process."""
+        """Take another client, as soon as the master answers, unless the old one works by then."""
+        while self._wedge.found and not self._closing.is_set():
+            try:
+                self._take_another()
+            except BackendError:
+                self._counts.add(failed_replacements=1)
+                self._closing.wait(AGAIN_S)
+
+    def _take_another(self) -> None:
+        """Its own segment the old one keeps where it is, in this process."""
         old = self.client
         settings = replace(old.settings, segment_bytes=0, preferred_segment=old.segment)
-        try:
-            new = MooncakeClient(settings)
-            with self._lock:
-                if self._closed:
-                    new.close()
-                    return
-                _register(new, self._buffers)
-                self.client = new
-        except BackendError:
-            self._counts.add(failed_replacements=1)
-            return
+        new = MooncakeClient(settings)
+        with self._lock:
+            if self._closing.is_set():
+                new.close()
+                return
+            _register(new, self._buffers)
+            self.client = new
+        self._wedge.moved()
         self._counts.add(replaced_clients=1)
         old.abandon()
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 
 import psutil
@@ -27,6 +29,8 @@ WATCH_S = 0.2
 HOLDER_READY_S = 60.0  # a large segment is mapped first
 PORT_ATTEMPTS = 5
 _LOOPBACK = "127.0.0.1"
+_PORTS = 20_000, 32_000  # below them the library chooses those of its clients
+_OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class EmbeddedStore:
@@ -192,14 +196,21 @@ def _master_command(
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now; another process may still take one before us."""
+    """Ports that nobody listens on now; another process may still take one before us.
+
+    None of those that the kernel gives to outgoing connections, where there are others: one that
+    lasts would keep a master from being started again.
+    """
+    outgoing = int(_OUTGOING.read_text().split()[0])
+    tries = random.sample(range(*_PORTS), 100) if outgoing >= _PORTS[1] else []
     with contextlib.ExitStack() as sockets:
-        ports = []
-        for _ in range(count):
+        ports: list[int] = []
+        for port in [*tries, *[0] * count]:
             bound = sockets.enter_context(socket.socket())
-            bound.bind((_LOOPBACK, 0))
-            ports.append(bound.getsockname()[1])
-    return ports
+            with contextlib.suppress(OSError):
+                bound.bind((_LOOPBACK, port))
+                ports.append(bound.getsockname()[1])
+    return ports[:count]
 
 
 def _serves(child: Child, rpc_port: int, metrics_port: int, closing: threading.Event) -> bool:

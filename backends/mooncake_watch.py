@@ -46,18 +46,23 @@ class Suspects:
 
 
 class Wedge:
-    """Finds out that a client moves nothing any more, whatever it is asked to move."""
+    """Finds out that a client moves nothing any more, whatever it is asked to move.
+
+    Attributes:
+        found: Whether it did, and nothing was moved since.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, Lock()
         self._since: float | None = None
         self._num_failures = 0
+        self.found = False
 
     def moved(self) -> None:
-        """A transfer succeeded."""
+        """A transfer succeeded, or there is another client."""
         if self._since is not None:
             with self._lock:
-                self._since, self._num_failures = None, 0
+                self._since, self._num_failures, self.found = None, 0, False
 
     def failed(self) -> bool:
         """Not one transfer of a call succeeded. True: take another client; told once."""
@@ -66,7 +71,7 @@ class Wedge:
                 self._since = self._clock()
             self._num_failures += 1
             late = self._clock() - self._since >= WEDGED_S
-            if not late or self._num_failures < _MIN_FAILURES:
+            if self.found or not late or self._num_failures < _MIN_FAILURES:
                 return False
-            self._since, self._num_failures = None, 0
+            self.found = True
             return True

@@ -10,7 +10,9 @@ import signal
 import sys
 import threading
 import time
+from threading import Event, Thread
 
+from composer.backends import mooncake_watch
 from composer.backends.mooncake import MooncakeBackend
 from composer.backends.mooncake_store import EmbeddedStore
 from composer.errors import BackendError
@@ -43,7 +45,7 @@ class Client:
         params |= {"segment_in": "holder", "rpc_timeout_s": RPC_S}
         self.opened = Opened(MooncakeBackend(MooncakeBackend.Params(**{**params, **settings})))
         self.ticks, self.longest_s = Ticks(), 0.0
-        self.wrong, self.number = 0, 0
+        self.wrong, self.number, self.ending = 0, 0, Event()
 
     def call(self, what, *arguments):
         begin = time.monotonic()
@@ -70,6 +72,16 @@ class Client:
         read = self.opened.read(objects)
         self.wrong += sum(read[i] != sent[i] for i in full)
         return {"put": put, "exists": exists, "get": got, "good": len(full) == 4}
+
+    def batches(self):
+        """Objects one batch after another, from memory of their own, until ``ending``."""
+        number, first_byte = 0, 4 << 20
+        while not self.ending.is_set():
+            number += 1
+            keys = [f"batch-{number % 8}/{index}" for index in range(256)]
+            objects = self.opened.objects(keys, [8000], first_byte=first_byte)
+            self.call("put", objects)
+            self.call("get", objects)
 
     def until_good(self, seconds):
         """Rounds until one is good; how long that took, None if it did not come."""
@@ -129,6 +141,28 @@ def late():
         return client.told(given_up_s=given_up_s, running=running, recovered_s=recovered_s)
 
 
+def stalled():
+    """The holder is stopped in the middle of batches, until the client is given up for another."""
+    mooncake_watch.WEDGED_S = 4.0
+    with EmbeddedStore(64 << 20, holder=True, prepopulate=False) as store:
+        client = Client(store)
+        old, many = client.opened.backend.client, Thread(target=client.batches, daemon=True)
+        before = client.round()
+        many.start()
+        time.sleep(0.2)
+        os.kill(store.pids["holder"], signal.SIGSTOP)
+        end = time.monotonic() + 60
+        while client.opened.backend.client is old and time.monotonic() < end:
+            client.round()
+        os.kill(store.pids["holder"], signal.SIGCONT)
+        client.ending.set()
+        many.join()
+        recovered_s = client.until_good(60)
+        told = client.told(before=before, recovered_s=recovered_s)
+        client.opened.backend.close()
+        return told
+
+
 def set_up(known):
     """The master is stopped before a client is set up."""
     with EmbeddedStore(restart=False) as store:
@@ -157,8 +191,11 @@ def gone(how):
     return told
 
 
+FAULTS = {"fault": fault, "late": late, "stalled": stalled, "set_up": set_up, "gone": gone}
+
+
 def main(name, *arguments):
-    told = {"fault": fault, "late": late, "set_up": set_up, "gone": gone}[name](*arguments)
+    told = FAULTS[name](*arguments)
     print(json.dumps(told), flush=True)
     sys.exit(7)
 

@@ -107,3 +107,11 @@ def test_a_client_is_wedged_when_it_moved_nothing_for_long():
     assert [wedge.failed() for _ in range(3)] == [False] * 3
     now[0] += WEDGED_S
     assert [wedge.failed() for _ in range(3)] == [True, False, False]
+    assert wedge.found
+    now[0] += 2 * WEDGED_S
+    assert not wedge.failed()  # told once
+    wedge.moved()
+    assert not wedge.found
+    wedge.failed()
+    now[0] += WEDGED_S
+    assert [wedge.failed() for _ in range(3)] == [False, True, False]

@@ -52,6 +52,16 @@ def test_after_a_fault_everything_works_again_and_nothing_was_wrong(process, how
     assert told["close_s"] < 5
 
 
+@pytest.mark.slow
+def test_a_peer_that_stalls_in_the_middle_of_batches_costs_the_client_and_no_more():
+    told = child("stalled")
+
+    assert told["before"]["good"]
+    assert told["counters"]["replaced_clients"] >= 1
+    assert told["recovered_s"] is not None
+    assert told["wrong"] == 0
+
+
 def test_a_call_is_given_up_at_its_deadline_and_told_when_it_ended():
     told = child("late")
 

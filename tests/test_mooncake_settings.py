@@ -1,5 +1,6 @@
 """What the library may lack or do unasked, and what becomes of a client that fails for long."""
 
+import threading
 import time
 import uuid
 from contextlib import suppress
@@ -8,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from composer.backends import mooncake_probe, mooncake_watch
+from composer.backends import mooncake_link, mooncake_probe, mooncake_watch
 from composer.backends.mooncake import MooncakeBackend
+from composer.backends.mooncake_client import MooncakeClient
 from composer.backends.mooncake_library import TRANSFER_FAILED
 from composer.backends.mooncake_store import EmbeddedStore
 from composer.errors import BackendError
@@ -104,6 +106,59 @@ def test_a_client_that_moves_nothing_for_long_is_replaced_and_the_new_one_works(
     assert opened.read(objects) == sent
     assert opened.backend.counters()["replaced_clients"] == 1
     assert opened.backend._link.client.segment == wedged.segment
+    opened.backend.close()
+
+
+class Stuck:
+    """A client that moves nothing, and a master that does not answer for a while."""
+
+    def __init__(self, opened, monkeypatch, num_silent):
+        self.opened, self.wedged, self._silent = opened, opened.backend._link.client, num_silent
+        self.wedged.read = lambda some, _: np.full(len(some.keys), TRANSFER_FAILED, np.int64)
+        monkeypatch.setattr(mooncake_watch, "WEDGED_S", 0.2)
+        monkeypatch.setattr(mooncake_link, "AGAIN_S", 0.05)
+        monkeypatch.setattr(mooncake_link, "MooncakeClient", self._set_up)
+
+    def _set_up(self, settings):
+        self._silent -= 1
+        if self._silent >= 0:
+            raise BackendError("the master does not answer")
+        return MooncakeClient(settings)
+
+    def until(self, counter, value, names):
+        end = time.monotonic() + 20
+        while self.opened.backend.counters().get(counter, 0) < value and time.monotonic() < end:
+            with suppress(TransferError):
+                self.opened.backend.get(self.opened.objects(names(1), [64]))
+            time.sleep(0.02)
+        assert self.opened.backend.counters()[counter] >= value
+
+
+def test_a_client_is_replaced_as_soon_as_the_master_answers_again(store, names, monkeypatch):
+    opened = Opened(MooncakeBackend(Params(address=store.address, segment=SEGMENT)))
+    stuck = Stuck(opened, monkeypatch, num_silent=3)
+    stuck.until("replaced_clients", 1, names)
+
+    assert opened.backend.counters()["failed_replacements"] == 3
+    assert opened.backend._link.client is not stuck.wedged
+    assert opened.backend.put(opened.objects(names(2), [64])).all()
+    opened.backend.close()
+
+
+def test_a_client_that_moves_something_again_is_not_replaced(store, names, monkeypatch):
+    opened = Opened(MooncakeBackend(Params(address=store.address, segment=SEGMENT)))
+    stuck = Stuck(opened, monkeypatch, num_silent=1 << 20)
+    stuck.until("failed_replacements", 2, names)
+    del stuck.wedged.read
+    objects = opened.objects(names(2), [64])
+    assert opened.backend.put(objects).all()
+    end = time.monotonic() + 20
+    while any(one.name == "kvpool-replace" for one in threading.enumerate()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+    assert opened.backend._link.client is stuck.wedged
+    assert opened.backend.get(objects).tolist() == [64, 64]
     opened.backend.close()
 
 

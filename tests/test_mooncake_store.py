@@ -165,6 +165,18 @@ def test_a_port_that_is_taken_is_replaced_by_another(monkeypatch):
             assert second.alive
 
 
+def test_a_port_is_none_that_the_kernel_gives_to_outgoing_connections(monkeypatch, tmp_path):
+    ports = mooncake_store._free_ports(4)
+    first = int(mooncake_store._OUTGOING.read_text().split()[0])
+    assert len(set(ports)) == 4
+    if first >= mooncake_store._PORTS[1]:
+        assert max(ports) < first
+
+    monkeypatch.setattr(mooncake_store, "_OUTGOING", tmp_path / "range")
+    (tmp_path / "range").write_text("1024\t65535\n")  # there are no others
+    assert len(set(mooncake_store._free_ports(4))) == 4
+
+
 def test_a_master_that_does_not_start_says_what_it_printed(monkeypatch):
     monkeypatch.setattr(
         mooncake_store,
