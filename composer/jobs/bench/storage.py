@@ -31,7 +31,7 @@ from composer.transfer import PoolTransfer
 
 LIBRARY = "mooncake"
 OBJECT_BYTES = (64 * 2**10, 2**20, 4 * 2**20)
-_SMALL, _SMALL_TARGET = 2**20, Target(ratio=0.8)  # of identity, for objects below 1 MiB
+SMALL_BYTES = 2**20  # objects below have a target of their own
 _POOL, _NUM_LAYERS = "probe", 61
 
 
@@ -41,13 +41,17 @@ class Way:
 
     Attributes:
         segment_in: Whose memory holds the objects: ``self``, or ``holder``, which is over TCP.
-        checksum: What share of the raw client's speed there should be with checksums.
+        checksum: What share of the raw client's speed there should be with checksums,
+        identity: and without.
+        small_identity: The same for small objects; None: they have no targets at all.
         share: Which share of a batch one call moves.
     """
 
     segment_in: str
     layout: str
     checksum: float
+    identity: float = 0.95
+    small_identity: float | None = 0.8
     share: float = 1.0
 
     @property
@@ -55,10 +59,19 @@ class Way:
         place = "local" if self.segment_in == "self" else "TCP"
         return f"{place}, {self.layout}"
 
+    def target(self, verify: Verify, object_bytes: int) -> Target | None:
+        """What share of the raw client's speed there should be."""
+        is_small = object_bytes < SMALL_BYTES
+        if is_small and self.small_identity is None:
+            return None
+        if verify is Verify.checksum:
+            return Target(ratio=self.checksum)
+        return Target(ratio=self.small_identity if is_small else self.identity)
+
 
 WAYS = (
     Way("self", "page_envelope", checksum=0.6),
-    Way("self", "layer_first", checksum=0.45),
+    Way("self", "layer_first", checksum=0.45, small_identity=None),  # 1 KiB a piece
     Way("holder", "page_envelope", checksum=0.9, share=0.25),
 )
 
@@ -121,15 +134,12 @@ class _Sized:
         self._renew()
 
     def cases(self, way: Way, object_bytes: int) -> Cases:
-        target = Target(ratio=0.95 if self._verify is Verify.identity else way.checksum)
-        if self._verify is Verify.identity and object_bytes < _SMALL:
-            target = _SMALL_TARGET
         case = partial(
             Case,
             size=f"{self._count} x {object_bytes // 1024} KiB",
             unit=GB_PER_S,
             reference_name="raw client",
-            target=target,
+            target=way.target(self._verify, object_bytes),
             amount=self._count * self._objects.object_bytes,
         )
         what = f"{self._verify.name} ({way.name})"
