@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from composer.boundary import Requirement, longest, restorable_lengths
-from composer.config import load_config, to_stack_config
+from composer.config import load_config, load_stack_config, to_stack_config
 from composer.config_loader import Composition, Request
 from composer.config_overlay import layout_presets
 from composer.controller import HybridCacheController
@@ -170,18 +170,23 @@ def match(config: StackConfig, params: Params) -> Cases:
 
 
 def configuration(_config: StackConfig, _params: Params) -> Cases:
-    """The default preset read and planned, against Hydra's composing alone."""
+    """The default preset read and planned, in both ways, against Hydra's composing alone."""
 
-    def ours() -> StackPlan:
+    def in_two_steps() -> StackPlan:
         config = to_stack_config(load_config())
         return make_plan(config, resolve(config))
 
-    yield Case(
-        name="load_config and plan",
-        size="default preset",
-        unit=MS,
-        ours=ours,
-        reference=lambda: Composition.of(Request()).merge(),
-        reference_name="Hydra's composing",
-        target=Target(figure=120.0),
-    )
+    def at_once() -> StackPlan:
+        config = load_stack_config()
+        return make_plan(config, resolve(config))
+
+    for name, ours in (("load_config", in_two_steps), ("load_stack_config", at_once)):
+        yield Case(
+            name=f"{name} and plan",
+            size="default preset",
+            unit=MS,
+            ours=ours,
+            reference=lambda: Composition.of(Request()).merge(),
+            reference_name="Hydra's composing",
+            target=Target(figure=120.0),
+        )
