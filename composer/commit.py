@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from composer.backup import Batch
-from composer.checkpoints import thin_out
+from composer.checkpoints import Thinning
 from composer.lease import Slots
 from composer.lookup import Prompt, Tiers
 from composer.residency import Checkpoint, PageEntry, Resident
@@ -37,7 +37,7 @@ class Commit:
         self, tiers: Tiers, writer: Writer, checkpoints_per_branch: int | None = None
     ) -> None:
         self._tiers, self._writer = tiers, writer
-        self._per_branch = checkpoints_per_branch
+        self._thinning = Thinning(tiers, checkpoints_per_branch)
 
     def commit(
         self, prompt: Prompt, slots: Slots, boundaries: Boundaries, start: int | None = None
@@ -59,7 +59,7 @@ class Commit:
             made = {at: operation.checkpoint(at, boundaries[at]) for at in sorted(boundaries)}
             operation.leave_rest()
             tiers.device.touch(prompt.hashes)
-            thinned = thin_out(tiers, prompt.hashes, self._per_branch)
+            thinned = self._thinning.thin_out(prompt.hashes)
             known = tiers.device.checkpoints
             checkpoints = [c for c in made.values() if c and (not c.holds or c.page_hash in known)]
         if thinned:

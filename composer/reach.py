@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+LEAST_BEHIND = 1024  # remembered at least, before what is useless is forgotten
+NOWHERE = b""  # in place of a page that no tier has
 
 
 class Reach:
@@ -18,6 +21,8 @@ class Reach:
         self._copies: dict[bytes, int] = {}  # tiers that hold the page
         self._uses: dict[bytes, int] = {}  # checkpoints at it, and useful pages that continue it
         self._stored: set[bytes] = set()  # left the host tier, and are in storage
+        self._behind: dict[bytes, set[bytes]] = {}  # page here -> useful ones that left behind it
+        self._num_behind, self._most_behind = 0, LEAST_BEHIND
         self._listeners: list[tuple[Callable[[bytes], None], Callable[[bytes], None]]] = []
 
     def listen(self, useless: Callable[[bytes], None], lost: Callable[[bytes], None]) -> None:
@@ -51,13 +56,17 @@ class Reach:
             return
         del self._copies[page_hash]
         parent = self._parents.pop(page_hash)
+        behind = self._behind.pop(page_hash, set())
+        self._num_behind -= len(behind)
         if page_hash in self._uses:
             self._lose(parent)
-        if page_hash in self._stored:
-            self._stored.remove(page_hash)
-        else:
-            for _, lost in self._listeners:
-                lost(page_hash)
+            behind.add(page_hash)
+        if page_hash not in self._stored:
+            self._tell_lost(behind)
+            return
+        self._stored.remove(page_hash)
+        if behind:
+            self._leave_behind(parent if parent in self._copies else NOWHERE, behind)
 
     def add_checkpoint(self, page_hash: bytes) -> None:
         """A tier holds what a boundary behind this page keeps."""
@@ -67,8 +76,29 @@ class Reach:
         self._lose(page_hash)
 
     def forget_storage(self) -> None:
-        """Storage is another one, of which nothing is known."""
+        """Storage is another one, of which nothing is known: what only it had is lost."""
         self._stored.clear()
+        known, self._behind, self._num_behind = self._behind, {}, 0
+        for behind in known.values():
+            self._tell_lost(name for name in behind if name not in self._copies)
+
+    def _leave_behind(self, page_hash: bytes, names: set[bytes]) -> None:
+        """Some pages are in storage alone, all the way from this one on: lost once it is lost."""
+        known = self._behind.get(page_hash, set())
+        more, fewer = (known, names) if len(known) > len(names) else (names, known)
+        self._num_behind += len(names - known)
+        self._behind[page_hash] = more
+        more |= fewer
+        if self._num_behind > self._most_behind:  # mostly of boundaries that were given up
+            useful = {at: names & self._uses.keys() for at, names in self._behind.items()}
+            self._behind = {at: names for at, names in useful.items() if names}
+            self._num_behind = sum(map(len, self._behind.values()))
+            self._most_behind = LEAST_BEHIND + 2 * self._num_behind
+
+    def _tell_lost(self, names: Iterable[bytes]) -> None:
+        for name in names:
+            for _, lost in self._listeners:
+                lost(name)
 
     def _gain(self, page_hash: bytes) -> None:
         at: bytes | None = page_hash

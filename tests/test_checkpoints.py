@@ -85,8 +85,9 @@ class TestGeneration:
             found = [stack.match(prompt(*range(n), 99)).num_pages for n in (2, 4, 6, 8)]
         assert found == [2, 2, 6, 8]
 
-    def test_a_branch_point_stays(self):
-        with open_stack("kv+state", units=(16, 16), policy={"checkpoints_per_branch": 1}) as stack:
+    @pytest.mark.parametrize("schema", ["kv+state", "state"])
+    def test_a_branch_point_stays(self, schema):
+        with open_stack(schema, units=(16, 16), policy={"checkpoints_per_branch": 1}) as stack:
             stack.detach()
             engine = Engine(stack)
             engine.serve(prompt(0, 1), states_at=[2 * PAGE])
@@ -96,6 +97,14 @@ class TestGeneration:
             engine.serve(prompt(0, 1, 52, 53, 54, 55), states_at=[6 * PAGE])
             found = [stack.match(prompt(0, 1, 52, 53, 54, 55)[: n * PAGE]) for n in (2, 4, 6)]
         assert [match.num_pages for match in found] == [2, 2, 6]
+
+    def test_branch_points_without_pages_are_forgotten_with_their_boundaries(self):
+        with open_stack("state", units=(4, 4), policy={"checkpoints_per_branch": 2}) as stack:
+            stack.detach()
+            for first in range(0, 3000, 10):
+                serve(stack, first, first + 1, states_at=[PAGE, 2 * PAGE])
+            assert len(stack.cache._commit._thinning._next) < 64 + 2 * 16
+            check_accounts(stack)
 
 
 class TestFewSlots:
