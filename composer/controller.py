@@ -30,6 +30,7 @@ from composer.storage import StorageBackend
 from composer.transfer import Moved, PoolTransfer, Transfer
 from composer.upkeep import Upkeep
 
+_NO_PAGES = np.zeros(0, dtype=np.bool_)
 Names = Mapping[ArenaObjects, list[str]]
 Found = Mapping[ArenaObjects, Bools]
 Refused = MutableMapping[str, Mapping[str, int]]  # storage object -> reason -> count
@@ -48,8 +49,8 @@ class PoolTransferResult:
 
     pool: str
     ok: Bools
-    degraded: Bools = field(default_factory=lambda: _none(()))
-    seen: Bools = field(default_factory=lambda: _none(()))
+    degraded: Bools = field(default_factory=lambda: _NO_PAGES)
+    seen: Bools = field(default_factory=lambda: _NO_PAGES)
     refused: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 

@@ -115,13 +115,13 @@ class ArenaObjects:
     ) -> ReadCheck:
         """Judge a read by what the backend returned and by the trailers now in memory."""
         words = self.arena.trailers[np.asarray(slots, dtype=np.int64)].view("<u8")
-        expected, trailers = self._expected(scope, page_hashes), _rows(words)
+        expected = self._expected(scope, page_hashes)
         sized = num_bytes == self.object_bytes
         same = _equal_rows(words, expected)
         if not same.all():
             # Whoever wrote it decided whether there is a checksum; flags without a meaning are 0.
-            _rows(expected)["flags"] = trailers["flags"] & HAS_CHECKSUM
-            _rows(expected)["checksum"] = trailers["checksum"]
+            _rows(expected)["flags"] = _rows(words)["flags"] & HAS_CHECKSUM
+            _rows(expected)["checksum"] = _rows(words)["checksum"]
             same = _equal_rows(words, expected)
         ok = sized & same
         refused: dict[str, int] = {}
@@ -133,6 +133,7 @@ class ArenaObjects:
                 "wrong_identity": int(np.count_nonzero(sized & ~same)),
             }
         if self._checksum:
+            trailers = _rows(words)
             flagged = (trailers["flags"] & HAS_CHECKSUM) != 0
             refused["no_checksum"] = int(np.count_nonzero(ok & ~flagged))
             ok &= flagged
@@ -182,11 +183,11 @@ class ArenaObjects:
     def _expected(self, scope: str, page_hashes: Sequence[bytes]) -> npt.NDArray[np.uint64]:
         """Trailers without checksum, as words ``[pages, _WORDS]``."""
         words = np.empty((len(page_hashes), _WORDS), dtype="<u8")
-        words[:] = self.prefix(scope)[1].view("<u8")
+        words[:] = self.prefix(scope)[1]
         words[:, _HASH_WORDS] = np.frombuffer(b"".join(page_hashes), "<u8").reshape(-1, 4)
         return words
 
-    def _prefix(self, scope: str) -> tuple[str, npt.NDArray[np.void]]:
+    def _prefix(self, scope: str) -> tuple[str, npt.NDArray[np.uint64]]:
         spec = self.arena.spec
         prefix = ObjectKey(spec.namespace, scope, spec.name, spec.shard, b"").prefix
         trailer = np.zeros(1, dtype=TRAILER)
@@ -194,7 +195,7 @@ class ArenaObjects:
         trailer["version"] = TRAILER_VERSION
         trailer["identity"] = np.void(hashlib.sha256(prefix.encode("utf-8")).digest()[:8])
         trailer["payload_bytes"] = spec.payload_bytes
-        return prefix, trailer
+        return prefix, trailer.view("<u8")
 
 
 def judge(key: str, data: npt.NDArray[np.uint8]) -> str | None:
