@@ -1,10 +1,14 @@
 """One tier: what it holds, what it gives up, and who keeps what."""
 
+import random
+
 import pytest
 
 from composer.errors import InvariantError
 from composer.pins import Pins
-from tests.tiers import adopt, chain, checkpoint, tier
+from composer.residency import PageEntry, Resident
+from composer.schema import EvictionPolicy
+from tests.tiers import ROOT, adopt, chain, checkpoint, tier
 
 
 class TestPages:
@@ -187,3 +191,45 @@ class TestClear:
         made.clear(None)
         swa = [("swa", b"a0"), ("swa", b"a1")]
         assert sorted(told) == sorted([*swa, ("state", b"a1"), ("kv", b"a0"), ("kv", b"a1")])
+
+
+class TestContiguous:
+    @pytest.mark.parametrize("eviction", list(EvictionPolicy))
+    def test_e9_after_any_of_five_thousand_steps_no_page_is_without_those_it_continues(
+        self, eviction
+    ):
+        """Prompts come in whole or behind what is here, branch, are in use, and make room."""
+        walk, made = random.Random(9), tier(num_pages=24, schema="kv", eviction=eviction)
+        in_use: list[Pins] = []
+        for _ in range(5000):
+            leave, length, branch = walk.randint(0, 6), walk.randint(1, 12), walk.choice("abc")
+            hashes = [(b"t%d" if n < leave else branch.encode() + b"%d") % n for n in range(length)]
+            names = [b"/".join(hashes[: n + 1]) for n in range(length)]
+            match walk.choice(["insert", "insert", "insert", "touch", "room", "release", "clear"]):
+                case "insert":
+                    in_use.append(self._insert(made, names))
+                case "touch":
+                    made.touch(names, hit=walk.random() < 0.5)
+                case "room" if slots := made.take({"kv": walk.randint(1, 24)}):
+                    made.give_back(slots)
+                case "clear" if walk.random() < 0.05:
+                    made.clear(None)
+                case "release" if in_use:
+                    in_use.pop(walk.randrange(len(in_use))).release()
+            while len(in_use) > 2:
+                in_use.pop(0).release()
+            assert all(p.parent == ROOT or p.parent in made.pages for p in made.pages.values())
+            assert made.num_free("kv") == 24 - len(made.pages)
+
+    def _insert(self, made, names) -> Pins:
+        """Whatever is missing is taken at once, and what is here is kept meanwhile."""
+        pins = Pins(made, "insert")
+        pins.add({"kv": names})
+        missing = [name for name in names if name not in made.pages]
+        taken = made.take({"kv": len(missing)})
+        for name, slot in zip(missing, taken["kv"] if taken else (), strict=False):
+            at = names.index(name)
+            parent = names[at - 1] if at else ROOT
+            made.adopt_page(PageEntry(name, parent, "-"), {"kv": Resident(slot)})
+        pins.add({"kv": [name for name in missing if name in made.pages]})
+        return pins
