@@ -24,7 +24,8 @@ from serving.service import Service  # noqa: E402
 
 __all__ = ["EXAMPLES", "Service", "make_app"]
 
-START_S = 90.0
+START_S = 200.0
+PAGE = 16
 TINY = [  # the small model, smaller
     *(
         f"model.config.{field}"
@@ -34,7 +35,7 @@ TINY = [  # the small model, smaller
             "linear_key_head_dim=16", "linear_value_head_dim=16",
         )
     ),
-    "cache.page_size=16", "cache.checkpoint_tokens=64",
+    f"cache.page_size={PAGE}", "cache.checkpoint_tokens=64",
     "cache.device.memory=8MiB", "cache.host.memory=8MiB",
 ]  # fmt: skip
 
@@ -62,6 +63,11 @@ def events(text):
 
 def text_of(told):
     return "".join(choice["text"] for event in told for choice in event["choices"])
+
+
+def repeated(prompt):
+    """Tokens that are restored of a prompt that was answered before: all whole pages but its end."""
+    return (len(prompt) - 1) // PAGE * PAGE
 
 
 def cached(answer):

@@ -78,7 +78,8 @@ def test_the_presets_lie_below_a_key_of_the_launchers_own():
     ours = settings("store=file", "cache.backend.path=/kv", "kvpool/policy@cache.policy=write_back")
     assert (ours.cache.backend["name"], ours.cache.backend["path"]) == ("file", "/kv")
     assert ours.cache.policy.name.value == "write_back"
-    assert settings("kvpool@cache=llama3_1_8b").cache.page_size == 32  # the launcher's
+    other = settings("kvpool@cache=llama3_1_8b").cache
+    assert (other.checkpoint_tokens, other.model.name) == (256, "meta-llama/Llama-3.1-8B")
     assert settings().cache.backend["shared"] == "kvpool-serve"
 
 

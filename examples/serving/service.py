@@ -73,7 +73,7 @@ class Service:
         """
         self.limits, self._keys = settings.limits, Keys(settings.keys_file)
         model, self.tokenizer, self.name = load(settings.model)
-        self._publish_s = settings.server.publish_s
+        self._publish_s, self._closed = settings.server.publish_s, False
         with ExitStack() as opened:
             self.stack = stack = opened.enter_context(compose_for(model, settings.cache))
             self._engine = Engine(model, stack)
@@ -85,6 +85,9 @@ class Service:
 
     def close(self) -> None:
         """End what is under way, write what storage has not got, and give all back. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
         self._jobs.close()
         self.stack.publish(self._publish_s)
         self.stack.close()
