@@ -228,6 +228,11 @@ def test_engines_whose_rounding_differs_do_not_find_each_others_pages(models):
         assert exact.ask(shared("llama")).cached == 0
         told = stack.explain(shared("llama"), extra_key=exact.engine.extra_key())
         assert told["boundary_pages"] == 4 * INTERVAL // PAGE
+        torch.set_num_threads(2)
+        try:
+            assert exact.ask(shared("llama")).cached == 0
+        finally:
+            torch.set_num_threads(1)
 
 
 def test_sampling_repeats_with_its_seed_and_ends_where_it_is_told_to(asked):

@@ -156,9 +156,8 @@ class Engine:
         """
         if not self.exact:
             return extra_key
-        attention = self.model.config._attn_implementation
-        parts = [torch.__version__, self.model.device.type, attention]
-        return "/".join(map(str, (*parts, *([] if extra_key is None else [extra_key]))))
+        parts = [*rounding(self.model), *([] if extra_key is None else [extra_key])]
+        return "/".join(parts)
 
     def _forward(self, ids: Sequence[int], first: int, cache: Any) -> torch.Tensor:
         device = self.model.device
@@ -235,6 +234,18 @@ def source(model: Any) -> HfConfig:
     name = str(data.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
     data["_name_or_path"] = name or type(model).__name__
     return HfConfig(Path("config.json"), json.dumps(data, indent=2), data)
+
+
+def rounding(model: Any) -> Iterator[str]:
+    """What the last bits of a model's numbers depend on, as far as this process can tell."""
+    yield torch.__version__
+    yield str(model.config._attn_implementation)
+    if model.device.type == "cpu":  # products are cut over threads, and sums with them
+        yield f"{torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()} threads"
+    elif model.device.type == "cuda":
+        yield torch.cuda.get_device_name(model.device)
+    else:
+        yield model.device.type
 
 
 def check(model: Any, config: StackConfig) -> EngineOverlay:
