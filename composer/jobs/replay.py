@@ -6,22 +6,19 @@ process keeps, so that the second half's first hits can only come from storage.
 
 from __future__ import annotations
 
-import pickle
-import subprocess
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from composer.errors import BackendError, ConfigError
+from composer.errors import ConfigError
 from composer.jobs import JobResult
+from composer.jobs.in_process import in_process
 from composer.jobs.progress import Progress
 from composer.jobs.replay_driver import Driver
 from composer.jobs.replay_report import print_report, result_data
@@ -118,12 +115,13 @@ def _memcpy_gb_s() -> float:
 def _restarted(config: CliConfig, requests: Sequence[Request], *, lockstep: bool) -> Outcome:
     middle = -(-len(requests) // 2)
     outcome = Outcome()
-    with _shared_store(config) as backend, tempfile.TemporaryDirectory(prefix="kvpool-") as folder:
+    with _shared_store(config) as backend:
         shared = replace(config, backend=dict(backend))
-        for part, half in enumerate((requests[:middle], requests[middle:]), 1):
+        for number, half in enumerate((requests[:middle], requests[middle:]), 1):
             if half:
-                task = (shared, list(half), f" part {part} of 2", lockstep)
-                outcome.add(_in_process(task, Path(folder)))
+                part = f" part {number} of 2"
+                serve = partial(replay, lockstep=lockstep)
+                outcome.add(in_process(f"replaying{part}", serve, shared, half, part))
     return outcome
 
 
@@ -144,20 +142,3 @@ def _shared_store(config: CliConfig) -> Iterator[Mapping[str, Any]]:
         except ConfigError as error:
             raise ConfigError.of("job.restart", f"is true, and {error}") from error
         yield {"name": name, **settings}
-
-
-def _in_process(given: tuple[CliConfig, Sequence[Request], str, bool], folder: Path) -> Outcome:
-    """Replay in a process of its own, started by exec: a fork would share the stack's memory."""
-    task, answer = folder / "task", folder / "answer"
-    task.write_bytes(pickle.dumps(given))
-    answer.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "composer.jobs.replay_child", str(task), str(answer)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
-        code = child.wait()
-    if not answer.exists():
-        part = given[2]
-        raise BackendError(f"the replaying process{part} ended with code {code}, without an answer")
-    outcome = pickle.loads(answer.read_bytes())
-    if isinstance(outcome, Outcome):
-        return outcome
-    raise outcome
