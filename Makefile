@@ -21,6 +21,7 @@ test: setup ## run the tests, without those that take minutes or need a GPU
 	$(PYTEST) -m "not slow and not chaos and not gpu"
 
 test-slow: setup ## run the tests that take minutes
+	@scripts/browser.sh
 	$(PYTEST) -m "slow and not chaos and not gpu"
 
 chaos: setup ## kill, stop, starve and corrupt stores for ten minutes, and print what became of it

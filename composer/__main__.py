@@ -24,7 +24,7 @@ from hydra._internal.utils import get_args
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import OverrideParseException
+from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
@@ -75,7 +75,7 @@ def main() -> None:
     except ComposerError as error:
         _exit(2, f"error: {error}")
     except Exception as error:  # of Hydra, in nearly any class, as long as no job has begun
-        if app.started:
+        if app.started and not isinstance(error, HydraException):  # else a later point of a search
             raise
         _exit(2, f"error: {_diagnosed(error)}")
     sys.exit(code)

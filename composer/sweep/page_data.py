@@ -19,7 +19,7 @@ def page_data(sweep: Sweep, view: View) -> dict[str, Any]:
     """All that the page shows, without a number that JSON has no word for."""
     figures = [name for name in numbers(sweep) if name not in sweep.keys]
     varying = [name for name in figures if has_spread(sweep, name)]
-    objective = sweep.objective
+    objective, best = sweep.objective, sweep.best(view.y)
     return {
         "title": heading(sweep),
         "started": sweep.asked.started,
@@ -30,9 +30,12 @@ def page_data(sweep: Sweep, view: View) -> dict[str, Any]:
         and {"name": objective.removeprefix("-"), "sign": -1 if objective[0] == "-" else 1},
         "figures": {name: _about(name) for name in figures},
         "varying": varying,
-        "columns": _columns(figures, varying, view),
+        "columns": _columns(
+            figures, varying, [objective and objective.removeprefix("-"), view.y, view.x]
+        ),
         "points": [_point(point, figures) for point in sweep.points],
-        "occupancy": dict(_occupancies(sweep.best()[:MOST_SERIES])),
+        "best": [point.number for point in best],
+        "occupancy": dict(_occupancies(best[:MOST_SERIES])),
         "view": asdict(view),
     }
 
@@ -54,10 +57,12 @@ def _about(name: str) -> dict[str, str]:
     return {"title": title(name), "kind": kind, "unit": unit}
 
 
-def _columns(figures: Sequence[str], varying: Sequence[str], view: View) -> list[str]:
+def _columns(
+    figures: Sequence[str], varying: Sequence[str], first: Sequence[str | None]
+) -> list[str]:
     """Figures of the table: what the plots show, then what varies in the result as a whole."""
     whole = [name for name in varying if "." not in name and name not in MEMORY]
-    shown = [name for name in (view.y, view.x) if name is not None]
+    shown = [name for name in first if name is not None]
     return [name for name in dict.fromkeys([*shown, *whole]) if name in figures][:MOST_COLUMNS]
 
 

@@ -24,6 +24,7 @@ def report(folder: Path, asked: ReportConfig) -> Sweep:
     Raises:
         ConfigError: There is no sweep.
     """
+    Sweep.read(folder)  # nothing is written where there is none
     sweep = refresh(folder)
     view = choose(sweep, asked)
     page = write_page(folder, page_data(sweep, view)) if sweep.measured else None
@@ -46,7 +47,7 @@ def _print(sweep: Sweep, view: View, page: Path | None) -> None:
             name for name in dict.fromkeys([view.y, view.x]) if name and name not in sweep.keys
         ]
         columns = [">#", *sweep.keys, *(f">{title(name)}" for name in names), ">took"]
-        rows = [_row(sweep, point, names) for point in sweep.best()[:BEST]]
+        rows = [_row(sweep, point, names) for point in sweep.best(view.y)[:BEST]]
         name = f"{points}, {len(failed)} failed; the best" if failed else f"{points}; the best"
         console.print(make_table(name, columns, rows))
     else:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from math import inf
 from pathlib import Path
 
 from composer.errors import ConfigError
@@ -82,9 +83,14 @@ class Sweep:
         """Points that have a result."""
         return [point for point in self.points if point.status != "failed"]
 
-    def best(self) -> list[Point]:
-        """Points with a result, the best one first; of equals the first one."""
-        return sorted(self.measured, key=lambda point: -point.score())
+    def best(self, figure: str | None = None) -> list[Point]:
+        """Points with a result, the best one first; of equals the one with more of ``figure``."""
+
+        def rank(point: Point) -> tuple[float, float]:
+            value = point.number_of(figure or "")
+            return -point.score(), inf if value is None else -value
+
+        return sorted(self.measured, key=rank)
 
     def values(self, key: str) -> list[str]:
         """The values of a swept key: ascending, or as they came where they are not numbers."""

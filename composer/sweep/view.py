@@ -65,7 +65,7 @@ def choose(sweep: Sweep, asked: ReportConfig) -> View:
 def _most_telling(sweep: Sweep, varying: Sequence[str]) -> str | None:
     """The objective, or a speed where that is the same in all points."""
     objective = (sweep.objective or "").removeprefix("-")
-    speeds = [name for name in varying if kind_and_unit(name)[1] == "GB/s"]
+    speeds = [name for name in varying if "." in name and kind_and_unit(name)[1] == "GB/s"]
     if objective and (objective in varying or not speeds):
         return objective
     return next(iter((*speeds, *varying)), None)

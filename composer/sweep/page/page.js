@@ -41,9 +41,10 @@ function card(heading, big, text) {
 function writeCards() {
   if (!objective || !ranked.length || score(ranked[0]) === -Infinity) return;
   const best = ranked[0], worst = ranked.filter((point) => score(point) > -Infinity).pop();
+  if (score(best) === score(worst))
+    return void card(capital(titleOf(objective)), written(objective, best.figures[objective]), ranked.length > 1 ? "The same at every point" : settingsOf(best).join(" "));
   card(`${sign > 0 ? "Highest" : "Lowest"} ${titleOf(objective)}`, written(objective, best.figures[objective]), settingsOf(best).join(" "));
-  if (worst !== best)
-    card(`${sign > 0 ? "Lowest" : "Highest"} ${titleOf(objective)}`, written(objective, worst.figures[objective]), settingsOf(worst).join(" "));
+  card(`${sign > 0 ? "Lowest" : "Highest"} ${titleOf(objective)}`, written(objective, worst.figures[objective]), settingsOf(worst).join(" "));
   const effects = data.keys.filter((key) => key.values.length > 1).map((key) => [key.name, effect(key, objective)]).sort((one, two) => two[1] - one[1]);
   if (effects.length < 2 || !effects[0][1]) return;
   const bars = element("div", undefined, { class: "bars" });
@@ -115,7 +116,7 @@ function writeChosen() {
   const point = byNumber.get(selected), box = byId("chosen");
   if (!point) return;
   const which = element("div", undefined, { class: "which" });
-  which.append(element("b", point === ranked[0] && objective ? `Best: point ${point.number}` : `Point ${point.number}`));
+  which.append(element("b", point === ranked[0] ? `Best: point ${point.number}` : `Point ${point.number}`));
   for (const name of [view.y, view.x]) if (name && !isKey(name) && point.figures[name] !== undefined) which.append(element("span", `${titleOf(name)} ${written(name, point.figures[name])}`));
   for (const setting of settingsOf(point)) which.append(element("span", setting));
   const command = element("div", undefined, { class: "command" });
@@ -125,7 +126,7 @@ function writeChosen() {
 
 // --- the table -----------------------------------------------------------------------------------
 
-const sorting = { name: objective, down: sign > 0 };
+const sorting = { name: view.y, down: view.y !== objective || sign > 0 };
 
 function columnsShown() {
   const figures = byId("more").checked ? [...new Set([...data.columns, ...data.varying])] : data.columns;

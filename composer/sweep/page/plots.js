@@ -9,7 +9,7 @@ const RAMPS = {  // for values that have an order
   dark: ["#6b5cb8", "#a9529a", "#dd667c", "#f1995f", "#f7d274"],
 };
 const HEAT = { light: ["#eef3f9", "#a9c6e6", "#4f8ac6", "#1c4f8f"], dark: ["#20272f", "#2f4d70", "#4f86c0", "#a8cdf6"] };
-const LEGEND = { orientation: "h", x: 0, y: 1.02, xanchor: "left", yanchor: "bottom" };
+const LEGEND = { itemsizing: "constant", orientation: "h", x: 0, y: 1.02, xanchor: "left", yanchor: "bottom" };
 const DASHES = ["solid", "dot", "dash", "longdash"];
 
 const theme = () => document.documentElement.dataset.theme;
@@ -55,16 +55,21 @@ function axisFor(name, numbers) {
   const { factor, title } = axisOf(name, numbers);
   if (isKey(name)) return { factor, layout: { title: { text: title }, type: "category", categoryorder: "array", categoryarray: keys.get(name).values } };
   const least = Math.min(...numbers), most = Math.max(...numbers), layout = { title: { text: title } };
-  if (least > 0 && most / least >= 8 && data.figures[name].kind !== "share") {
-    layout.type = "log";
-    const base = data.figures[name].kind === "bytes" || most / least < 300 ? 2 : 10, step = Math.log(base);
-    const low = Math.floor(Math.log(least * factor) / step), high = Math.ceil(Math.log(most * factor) / step);
-    const by = Math.max(1, Math.ceil((high - low) / (narrow() ? 5 : 9)));
-    layout.tickvals = [];
-    for (let at = low; at <= high; at += by) layout.tickvals.push(base ** at);
-    layout.ticktext = layout.tickvals.map((value) => digits(value));
-  } else if (data.figures[name].kind === "share") layout.rangemode = "tozero";
+  const { kind } = data.figures[name];
+  if (kind === "share") layout.rangemode = "tozero";
+  else if (least > 0 && most / least >= (kind === "bytes" ? 8 : 30))
+    Object.assign(layout, { type: "log", tickvals: ticks(least * factor, most * factor, kind === "bytes"), tickformat: ",~g" });
   return { factor, layout };
+}
+
+// Marks of a logarithmic axis: powers of two, or 1, 2, 5, 10 and so on; few of them.
+function ticks(least, most, binary) {
+  const found = [], steps = binary || most / least > 3000 ? [1] : [1, 2, 5], base = binary ? 2 : 10;
+  for (let power = Math.floor(Math.log(least) / Math.log(base)); base ** power <= most * base; power++)
+    found.push(...steps.map((step) => step * base ** power));
+  const seen = found.filter((value) => value >= least / base && value <= most * base);
+  const every = Math.ceil(seen.length / (narrow() ? 6 : 11));
+  return seen.filter((_, index) => index % every === 0);
 }
 
 // Points that no other one beats in both: the least of x for the best of y.
@@ -166,7 +171,7 @@ function drawHeat(view) {
 // The figure in a cell, in a color that can be read on the cell's.
 function labelOf(word, index, rows, columns, seen, numbers, factor) {
   const least = Math.min(...numbers) * factor, most = Math.max(...numbers) * factor;
-  const part = most > least ? (seen[index] - least) / (most - least) : 1, isDark = theme() === "dark" ? part < 0.7 : part > 0.5;
+  const part = most > least ? (seen[index] - least) / (most - least) : 1, isDark = theme() === "dark" ? part < 0.7 : part > 0.6;
   return {
     x: index % columns.values.length, y: Math.floor(index / columns.values.length), text: word, showarrow: false,  // places, not names
     font: { size: 12.5, color: word === "failed" ? css("--bad") : isDark ? "#ffffff" : "#1d2126" },

@@ -69,7 +69,7 @@ const score = (point) => {
   const value = objective && point.status !== "failed" ? point.figures[objective] : undefined;
   return value === undefined ? -Infinity : sign * value;
 };
-const ranked = [...measured].sort((one, two) => score(two) - score(one));
+const ranked = data.best.map((number) => byNumber.get(number));
 
 // What a pointer sees of a point.
 function hover(point, names) {
