@@ -38,6 +38,7 @@ def _of_layout(config: StackConfig, layout: str, spec: ModelSpec, most: int) -> 
     for free_list in (*device.spaces.values(), *host.spaces.values()):
         free_list.allocate(most)
     transfer = Transfer(device, host)
+    transfer.backup(_scattered(list(plan.spaces), most, most)[0])  # touches all of the memory
     # a token's rows are not adjacent where other layers or heads stand between them
     axes = layout_presets()[layout]
     interleaved = axes.index("token") < axes.index("layer") or axes.index("head") < axes.index(
