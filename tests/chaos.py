@@ -28,6 +28,7 @@ from composer.backends.mooncake_store import EmbeddedStore
 ROOT = Path(__file__).parents[1]
 RPC_S, DEADLINE_S = 1.5, 3.0
 RECOVER_S = 60.0  # what has not recovered by then never will
+START_S = 120.0  # of a process, on a machine that is busy: that is no recovery
 PAUSE_S = (0.5, 3.0)  # between a recovery and the next fault
 STOP_S = (0.5, 5.0)
 
@@ -63,6 +64,11 @@ class Worker:
     def has(self, what: str, since: float) -> bool:
         """Whether it read from or saved to the store since then."""
         return any(event["t"] > since and event.get(what) for event in self.events[-400:])
+
+    @property
+    def ready_at(self) -> float | None:
+        """When it began to serve; None: it has not."""
+        return next((event["t"] for event in self.events if event.get("ready")), None)
 
     def kill(self) -> None:
         self.killed = True
@@ -176,7 +182,10 @@ class Chaos:
                 names = self.random.sample(list(self._faults), len(self._faults))
             name = names.pop()
             watched = self._faults[name](self) or self.alive
-            self.report.faults[name].append(self._recovered(watched, time.time()))
+            took = self._recovered(watched, time.time())
+            self.report.faults[name].append(took)
+            said = "not recovered" if took is None else f"recovered after {took:.1f} s"
+            print(f"{time.time() - begin:.0f} s: {name}, {said}", file=sys.stderr, flush=True)
             time.sleep(self.random.uniform(*PAUSE_S))
         for worker in [*self.alive, self.victim]:
             worker.end()
@@ -187,13 +196,23 @@ class Chaos:
         return self.report
 
     def _recovered(self, workers: list[Worker], since: float) -> float | None:
-        """Seconds until each of them has read pages from the store again, and one has saved."""
-        while (waited := time.time() - since) < RECOVER_S:
+        """Seconds until each of them has read pages from the store again, and one has saved.
+
+        They count from when all of them run.
+        """
+        end = time.time() + START_S
+        while (begin := self._all_run(workers, since)) is None and time.time() < end:
+            time.sleep(0.05)
+        while begin is not None and (waited := time.time() - begin) < RECOVER_S:
             read = all(worker.has("read", since) for worker in workers)
             if read and any(worker.has("saved", since) for worker in workers):
                 return waited
             time.sleep(0.05)
         return None
+
+    def _all_run(self, workers: list[Worker], since: float) -> float | None:
+        started = [worker.ready_at for worker in workers]
+        return None if None in started else max(since, *started)
 
     def stop(self, pid: int) -> None:
         """Stop a process for a while."""
