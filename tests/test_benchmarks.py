@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from composer.jobs.bench.job import ROWS
+
 SCRIPTS = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -121,3 +123,10 @@ def test_a_foreign_result_is_one_message_too(script, bench):
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("table.py: ")
     assert "Traceback" not in ended.stderr
+
+
+def test_the_page_says_what_every_row_is_and_has_its_figures():
+    page = (SCRIPTS.parent / "docs" / "performance.md").read_text()
+    assert [name for name in ROWS if f"**{name}**" not in page] == []
+    assert [name for name in ROWS if f"\n| {name} | " not in page] == []
+    assert len(page.splitlines()) <= 150

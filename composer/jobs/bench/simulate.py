@@ -39,7 +39,7 @@ def simulation(config: CliConfig, _params: Params) -> Cases:
         num_pages = sum(len(one.hash_ids) for one in some)
         yield Case(
             name="simulate",
-            size=f"{len(some)} requests, {num_pages} pages of {config.page_size} tokens",
+            size=f"{len(some)} requests, page {config.page_size}",
             unit=US_PER_PAGE,
             ours=partial(simulate, config, Settings(), some),
             reference=partial(_least_recent, some, num_pages // 4),
