@@ -27,8 +27,9 @@ from tests.machine_store import Jobs, Store, Weather
 MOST_LIVE = 3
 LOST = (
     "backups_without_room",
-    "backups_lost_pages",
-    "backups_given_up",
+    "backups_lost.pages",
+    "backups_lost.boundaries",
+    "backups_put_off",
     "slots_lost",
     "checkpoints_thinned_out",
 )
@@ -126,6 +127,7 @@ class World(RuleBasedStateMachine):
         """Whether nothing that was ever committed can have been lost."""
         counters = self.stack.counters()
         self.model.certain &= not any(counters.get(name) for name in LOST)
+        self.model.certain &= not len(self.stack.cache.writer._losses.again)
         if self.policy["name"] is not WritePolicy.write_through:  # then the device may be alone
             dropped = [n for name, n in counters.items() if name.startswith("evicted.device.")]
             self.model.certain &= not any(dropped)
