@@ -1,7 +1,7 @@
 """An earlier run of the bench, and what has become better or worse since.
 
 Runs are compared by the ratios to their references, so that they may be of two machines. A change
-counts where the middle halves of the rounds' ratios do not overlap.
+counts where every round of one run is ahead of every round of the other.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
-from statistics import median, quantiles
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -108,7 +108,6 @@ class Case(Line):
                     call.measure()
         ours, reference = (call.seconds for call in calls)
         ratios = [two / one for one, two in zip(ours, reference, strict=True)]
-        low, high = quantiles(ratios, n=4)[::2] if rounds > 1 else ratios * 2
 
         def figure(seconds: float) -> float:
             return self.unit.figure(seconds, self.amount)
@@ -120,7 +119,7 @@ class Case(Line):
             best=figure(min(ours)),
             best_reference=figure(min(reference)),
             ratio=median(ratios),
-            ratio_range=(low, high),
+            ratio_range=(min(ratios), max(ratios)),
         )
 
 
@@ -150,7 +149,7 @@ class Measured:
         ours, reference: Medians.
         best, best_reference: Of the fastest round, which says more on a busy machine.
         ratio: Median of the reference's time by ours, within one round.
-        ratio_range: First and third quartile of the same: how far rounds scatter.
+        ratio_range: The lowest and the highest of the same: how far rounds scatter.
     """
 
     line: Line
