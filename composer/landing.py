@@ -62,7 +62,7 @@ class Landing:
         self._tiers, self._prompt, self._wanted = tiers, prompt, wanted
         self._pages, self._taken, self._pins = pages, taken, pins
         self._coming = {s: [prompt.hashes[page] for page in pages[s]] for s in taken}
-        self._held = Held(tiers)
+        self._held, self._ended = Held(tiers), False
 
     @property
     def held(self) -> Held:
@@ -96,8 +96,11 @@ class Landing:
         """Device slots of all that is wanted, there already or coming. Under the caches' lock."""
         device, found = self._tiers.device, {}
         for space, hashes in self._wanted.items():
-            known = device.residents[space]
             coming = dict(zip(self._coming.get(space, ()), self._taken.get(space, ()), strict=True))
+            if not coming:
+                found[space] = device.slots(space, hashes)
+                continue
+            known = device.residents[space]
             found[space] = [coming[h] if h in coming else known[h].slot for h in hashes]
         return found
 
@@ -106,20 +109,23 @@ class Landing:
         tiers, names = self._tiers, []
         for space, hashes in self._wanted.items():
             optional = [a for a in tiers.plan.spaces[space].arenas if not a.required]
-            coming = set(self._coming.get(space, ())) if optional else set()
+            if not optional:
+                continue
+            coming = set(self._coming.get(space, ()))
             here = [page_hash for page_hash in hashes if page_hash not in coming]
-            if optional and any(
-                tiers.device.degraded(space, here) + tiers.host.degraded(space, coming)
-            ):
+            if any(tiers.device.degraded(space, here) + tiers.host.degraded(space, coming)):
                 names += [pool.name for arena in optional for pool in arena.pools]
         return tuple(names)
 
     def end(self, error: BaseException | None) -> None:
-        """Adopt the slots (no error) or give them back, and let go."""
+        """Adopt the slots (no error) or give them back, and let go. Once without an error."""
+        if error is not None:
+            self._held.release()
         with self._tiers.lock:
             try:
-                if error is None:
+                if error is None and not self._ended:
                     self._land()
+                self._ended = True
             finally:
                 taken, self._taken = self._taken, {}
                 self._tiers.device.give_back(taken)
@@ -143,7 +149,8 @@ class Landing:
                     own[space].append(slot)
                 else:
                     slots[space][page] = Resident(slot, flag)
-        adopt(device, self._prompt, slots, self._pins[0])
+        if slots:
+            adopt(device, self._prompt, slots, self._pins[0])
         add_checkpoint(device, self._prompt, self._wanted)
         self._held.keep(self._wanted, own)
 

@@ -47,6 +47,19 @@ class Operation:
         self._from: dict[str, dict[str, list[int]]] = {"host": {}, "device": {}}  # pages to fetch
         self._taken: dict[str, Reservation] = {"host": {}, "device": {}}
 
+    def stay(self) -> Landing | None:
+        """Keep the prefix where the device tier has all of it; None: something has to move."""
+        tiers, wanted = self._tiers, self._wanted(self.boundary)
+        with tiers.lock:
+            for space, hashes in wanted.items():
+                if not all(map(tiers.device.residents[space].__contains__, hashes)):
+                    return None
+            landing = Landing(tiers, self._prompt, wanted, {}, {}, ())
+            landing.end(None)
+        flags = {tier: np.full(self.boundary, tier == "device") for tier in TIERS}
+        self._at_start = {tier: dict.fromkeys(wanted, here) for tier, here in flags.items()}
+        return landing
+
     def look_again(self, lookup: Lookup) -> None:
         """Ask storage for what has been evicted from the tiers above it since the match."""
         with self._tiers.lock:

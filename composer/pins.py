@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from composer.residency import PageEntry, Residency
 
@@ -25,9 +26,9 @@ class Pins:
     def add(self, wanted: Wanted) -> None:
         """Keep those of the wanted slots that are here."""
         tier = self._residency
-        hashes = dict.fromkeys(h for space in tier.page_spaces for h in wanted.get(space, ()))
-        found = map(tier.pages.get, hashes)
-        pages = [page for page in found if page is not None]
+        spaces = (wanted.get(space, ()) for space in tier.page_spaces)
+        hashes = dict.fromkeys(chain.from_iterable(spaces))
+        pages = [page for page in map(tier.pages.get, hashes) if page is not None]
         tier.lock(pages, self._holder)
         self._pages += pages
         for space in tier.trailing:

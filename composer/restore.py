@@ -5,6 +5,7 @@ What was read decides: after each step the boundary is asked again. A tier witho
 
 from __future__ import annotations
 
+from composer.landing import Landing
 from composer.lease import Lease
 from composer.load_back import LayerNeeds, Load
 from composer.lookup import Lookup, Match, Prompt, Tiers
@@ -34,16 +35,7 @@ class Restore:
             A lease whose boundary may be shorter than the match's, down to nothing.
         """
         operation = Operation(self._tiers, match, self._prefetcher)
-        try:
-            patience = self._prefetcher.patience(match.hit_tokens["storage"])
-            operation.await_coming(patience)
-            operation.look_again(self._lookup)
-            operation.reserve_host()
-            operation.prefetch(patience)
-            operation.reserve_device(self._save)
-            landing = operation.land()
-        finally:
-            operation.close()
+        landing = operation.stay() or self._bring(operation, match)
         try:
             load = Load(self._needs, landing.steps(by_layer=not wait), landing.end)
             lease = operation.lease(self._lookup, landing, load)
@@ -53,6 +45,19 @@ class Restore:
             raise
         self._start(load, match, wait=wait or landing.is_empty)
         return lease
+
+    def _bring(self, operation: Operation, match: Match) -> Landing:
+        """Reserve and fetch what the device tier lacks of a prefix."""
+        try:
+            patience = self._prefetcher.patience(match.hit_tokens["storage"])
+            operation.await_coming(patience)
+            operation.look_again(self._lookup)
+            operation.reserve_host()
+            operation.prefetch(patience)
+            operation.reserve_device(self._save)
+            return operation.land()
+        finally:
+            operation.close()
 
     def prefetch(self, match: Match) -> Fetch:
         """Start to bring what only storage holds of a prefix into the host tier."""

@@ -281,3 +281,36 @@ class TestRoom:
         assert free
         assert all(outcome)
         check_accounts(stack)
+
+
+class TestInPlace:
+    @pytest.mark.parametrize("schema", ["kv", "kv+extra", "kv+window+state", "state"])
+    def test_what_the_device_tier_has_is_kept_there_and_nothing_else_is_touched(
+        self, backend, schema
+    ):
+        with open_stack(schema, (16, 16), backend=backend) as stack:
+            engine, tokens = Engine(stack), prompt(*range(6))
+            engine.serve(tokens, states_at=[6 * PAGE])
+            stack.publish()
+            backend.calls.clear()
+            match, tiers = stack.match(tokens), stack.cache.tiers
+            with stack.restore(match) as lease:
+                engine.verify_lease(match, lease)
+                assert lease.hit_tokens == {"device": 6 * PAGE, "host": 0, "storage": 0}
+                assert lease.page_tiers.tolist() == [0] * 6
+                assert {page.locks for page in tiers.device.pages.values()} <= {1}
+                assert (set(tiers.device.held()), tiers.host.held()) == ({"lease"}, {})
+                lease.wait(1)
+                with pytest.raises(ValueError, match="no"):
+                    lease.wait(99)
+            assert not backend.calls
+            check_accounts(stack)
+
+    def test_a_lease_that_cannot_be_made_keeps_nothing(self, backend, monkeypatch):
+        with open_stack("kv+window+state", (16, 16), backend=backend) as stack:
+            tokens = prompt(*range(6))
+            Engine(stack).serve(tokens, states_at=[6 * PAGE])
+            monkeypatch.setattr("composer.operation.Operation.lease", lambda *_: 1 // 0)
+            with pytest.raises(ZeroDivisionError):
+                stack.restore(stack.match(tokens))
+            check_accounts(stack)
