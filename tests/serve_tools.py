@@ -66,7 +66,7 @@ def text_of(told):
 
 
 def repeated(prompt):
-    """Tokens that are restored of a prompt that was answered before: all whole pages but its end."""
+    """Tokens restored of a prompt that was answered before: all whole pages but its end."""
     return (len(prompt) - 1) // PAGE * PAGE
 
 
