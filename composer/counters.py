@@ -59,6 +59,8 @@ METRICS: Mapping[str, Metric] = {
     "slots_resting": Metric(
         "Host slots that storage lost again and again, and is spared for a while", is_gauge=True
     ),
+    "commits_held_up": Metric("Commits that waited because too much was on its way"),
+    "commits_held_up_in_vain": Metric("Commits of those that went on without room"),
     "backups_merged": Metric("Batches whose copies to the host tier were made in one with others'"),
     "backups_unmerged": Metric("Batches copied by themselves after a merged copy had failed"),
     "backups_without_room": Metric("Batches that had to wait for room in the host tier"),

@@ -66,12 +66,16 @@ class Pending:
         try:
             job()
         except Exception as error:
-            log.error("a job failed: %s: %s", type(error).__name__, error)
-            self._counters.add("jobs_failed")
-            with self._changed:
-                self._error = self._error or error
+            self.note(error)
         finally:
             self.end(num_bytes)
+
+    def note(self, error: Exception) -> None:
+        """Something raised this."""
+        log.error("a job failed: %s: %s", type(error).__name__, error)
+        self._counters.add("jobs_failed")
+        with self._changed:
+            self._error = self._error or error
 
     def settle(self, wait_s: float | None) -> bool:
         """Wait for what was started; False when time ran out."""

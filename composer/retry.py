@@ -13,12 +13,21 @@ class Retry:
 
     Args:
         work: Tries; True: something is left.
+        note: Told of what a try raises, after which there are others.
+        first_s: Pause before the first try; it doubles each time,
+        most_s: up to this one.
     """
 
     def __init__(
-        self, work: Callable[[], bool], *, first_s: float = FIRST_S, most_s: float = MOST_S
+        self,
+        work: Callable[[], bool],
+        note: Callable[[Exception], None],
+        *,
+        first_s: float = FIRST_S,
+        most_s: float = MOST_S,
     ) -> None:
-        self._work, self._first_s, self._most_s = work, first_s, most_s
+        self._work, self._note = work, note
+        self._first_s, self._most_s = first_s, most_s
         self._changed = Condition()
         self._thread: Thread | None = None
         self._wanted = self._closed = False
@@ -48,13 +57,20 @@ class Retry:
         pause_s = self._first_s
         try:
             while self._pause(pause_s):
-                if self._work():
+                if self._try():
                     self._wanted = True
                 pause_s = min(2 * pause_s, self._most_s)
         finally:
             with self._changed:
                 if self._thread is current_thread():
                     self._thread = None
+
+    def _try(self) -> bool:
+        try:
+            return self._work()
+        except Exception as error:
+            self._note(error)
+            return True
 
     def _pause(self, pause_s: float) -> bool:
         """Wait; False: there is nothing to do any more."""

@@ -46,10 +46,11 @@ class Sender:
         What waits already goes first, so that no page gets there before those it continues.
         While more than so many bytes are on their way a ``patient`` caller waits, but not for ever.
         """
+        deadline = monotonic() + PATIENCE_S * patient
         for piece in self._pieces(batch):
             self.follow()
             job = Backup(self._route, piece)
-            if not self._waiting and self._has_room(job, patient=patient) and job.reserve():
+            if self._has_room(job, deadline) and not self._waiting and job.reserve():
                 self.start(self._begun(job))
             else:
                 self._wait_for_room(piece)
@@ -130,14 +131,15 @@ class Sender:
                     return
                 found.append(self._begun(job))
 
-    def _has_room(self, job: Backup, *, patient: bool) -> bool:
+    def _has_room(self, job: Backup, deadline: float) -> bool:
         if self.pending.has_room(job.num_bytes):
             return True
-        if not patient:
+        left_s = deadline - monotonic()
+        if left_s <= 0:
             return False
         counters = self._tiers.controller.counters
         counters.add("commits_held_up")
-        if self.pending.wait_for_room(job.num_bytes, PATIENCE_S):
+        if self.pending.wait_for_room(job.num_bytes, left_s):
             return True
         counters.add("commits_held_up_in_vain")
         return False

@@ -65,8 +65,9 @@ class Writer:
         self._heads = Heads(
             tiers, num_pages=policy.renew_pages, every_s=policy.refresh_s, clock=clock
         )
+        self._is_closed = False
         self._crowded = False  # whether what storage had lost was written again
-        self._retry = Retry(self.retry) if retries else None
+        self._retry = Retry(self.retry, self._sender.pending.note) if retries else None
         tiers.host.stored = self._stored
         self._reported = (0, 0)
         tiers.device.keeps = self._policy.keeps
@@ -124,9 +125,12 @@ class Writer:
         return self._sender.pending.drain(wait_s)
 
     def close(self) -> None:
-        """Try nothing again any more. Idempotent."""
+        """Start what still can be, and try nothing again any more. Idempotent."""
         if self._retry is not None:
             self._retry.close()
+        if not self._is_closed:
+            self._is_closed = True
+            self._sender.follow()
 
     def publish(self, wait_s: float | None = None) -> Published:
         """Finish what was started, retry what failed, and look for what was written."""

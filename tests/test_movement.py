@@ -219,14 +219,14 @@ class TestRetry:
             assert stack.publish().pages_unsaved == 0
 
     def test_its_thread_lives_only_while_something_is_left(self):
-        left, ran = [3], threading.Event()
+        left, ran, errors = [3], threading.Event(), []
 
         def work():
             left[0] -= 1
             ran.set()
             return left[0] > 0
 
-        retry = Retry(work, first_s=0.001, most_s=0.002)
+        retry = Retry(work, errors.append, first_s=0.001, most_s=0.002)
         assert not retry.running
         retry.wake()
         eventually(lambda: not retry.running)
@@ -238,7 +238,7 @@ class TestRetry:
         assert not retry.running
 
     def test_closing_does_not_wait_for_the_next_try(self):
-        retry = Retry(lambda: True, first_s=60)
+        retry = Retry(lambda: True, print, first_s=60)
         retry.wake()
         start = time.monotonic()
         retry.close()

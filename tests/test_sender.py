@@ -8,8 +8,9 @@ import pytest
 from composer.counters import Counters
 from composer.errors import InvariantError
 from composer.pending import Pending
+from composer.retry import Retry
 from tests.engine import PAGE, Engine, check_accounts, open_stack, prompt
-from tests.faults import Faulty, Inline, Stepped, refused
+from tests.faults import Faulty, Inline, Kept, Stepped, refused
 from tests.test_movement import eventually, num_stored
 
 SCHEMAS = ["kv", "kv+window+state", "kv+extra", "state"]
@@ -248,3 +249,54 @@ class TestEnds:
             executor.run_all()
             engine.serve(prompt(1, 2))
             assert len(executor.jobs) == 1
+
+    def test_a_try_that_raises_is_not_the_last_one(self):
+        tries, errors = [], []
+
+        def work():
+            tries.append(None)
+            return len(tries) < 3 and 1 // 0
+
+        retry = Retry(work, errors.append, first_s=0.001, most_s=0.001)
+        retry.wake()
+        eventually(lambda: not retry.running)
+        assert (len(tries), [type(one) for one in errors]) == (3, [ZeroDivisionError] * 2)
+
+    def test_a_commit_in_many_parts_is_as_patient_as_one(self, backend, monkeypatch):
+        now = [0.0]
+        monkeypatch.setattr("composer.sender.monotonic", lambda: now[0])
+        policy = {"max_pending": "1B"}
+        with stepped("kv", (64, 4), backend, policy=policy) as (stack, executor):
+            pending = stack.cache.writer._sender.pending
+
+            def wait(_num_bytes, wait_s):
+                now[0] += wait_s
+                return False
+
+            monkeypatch.setattr(pending, "wait_for_room", wait)
+            Engine(stack).serve(prompt(*range(32)))  # eight parts
+            assert now == [5.0]
+            Engine(stack).serve(prompt(100))
+            assert now == [10.0]
+            executor.run_all()
+            assert num_stored(backend) == 33
+
+    def test_what_has_room_at_last_is_written_before_a_stack_ends(self):
+        backend = Kept()
+        with open_stack("kv", (16, 4), backend=backend) as stack:
+            host = stack.cache.tiers.host
+            taken = host.take({"kv": 8})
+            Engine(stack).serve(prompt(1, 2, 3, 4))
+            assert backend.keys() == []
+            host.give_back(taken)
+        assert num_stored(backend) == 4
+
+    def test_closing_again_starts_nothing(self, backend):
+        stack = open_stack("kv", (16, 4), backend=backend, workers=True)
+        host = stack.cache.tiers.host
+        taken = host.take({"kv": 8})
+        Engine(stack).serve(prompt(1, 2, 3, 4))
+        stack.close()
+        host.give_back(taken)
+        stack.close()
+        check_accounts(stack)
