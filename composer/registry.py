@@ -166,7 +166,7 @@ JOBS: Registry[Any] = Registry(  # modules, with Params and run(config, params)
     {
         **{
             name: f"composer.jobs.{name}:"
-            for name in ("plan", "replay", "simulate", "bench", "store", "explain")
+            for name in ("plan", "replay", "simulate", "bench", "ttft", "store", "explain")
         },
         "import": "composer.jobs.import_:",
         "report": "composer.sweep.job:",
