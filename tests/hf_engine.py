@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,9 +42,21 @@ class Asked:
     def _watch(self, _model: Any, _arguments: Any, output: Any) -> None:
         self._logits.append(output.logits[0, -1].clone())
 
-    def ask(self, ids: list[int], salt: str | None = None, **sampling: Any) -> Answer:
+    def ask(
+        self,
+        ids: list[int],
+        salt: str | None = None,
+        *,
+        meanwhile: Callable[[], None] = lambda: None,
+        **sampling: Any,
+    ) -> Answer:
+        """``meanwhile`` is called behind the first token."""
         self._logits.clear()
-        result = self.engine.generate(ids, Sampling(NEW, **sampling), salt=salt)
+        stream = self.engine.stream(ids, Sampling(NEW, **sampling), salt=salt)
+        next(stream)
+        meanwhile()
+        tokens, result = list(stream), stream.result
+        assert tokens == result.tokens[1:]
         chosen = torch.stack(self._logits[-len(result.tokens) :]).contiguous()
         digest = hashlib.sha256(chosen.view(torch.uint8).numpy().tobytes()).hexdigest()
         return Answer(result.tokens, digest, result.cached_tokens, result.hit_tokens["storage"])

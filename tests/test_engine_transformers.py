@@ -172,6 +172,23 @@ def test_a_stream_gives_the_same_tokens_and_may_end_at_any_time(asked):
     assert free_slots(engine.stack) == free
 
 
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_next", "deepseek_v4"])
+def test_an_answer_goes_on_whatever_becomes_of_the_pages_that_it_began_with(name, asked):
+    engine, ids = asked(name), shared(name)
+    cold = engine.cold(ids)
+    engine.ask(ids)
+
+    def overwrite():
+        for buffers in engine.stack.device.tensors.values():
+            for tensor in buffers.values():
+                tensor.fill_(77)
+
+    warm = engine.ask(ids, meanwhile=overwrite)
+    assert warm.cached > 0
+    assert warm.said == cold.said
+    engine.stack.clear()
+
+
 def nothing_held(stack):
     counters = stack.counters()
     return not any(c for n, c in counters.items() if n.startswith("slots_held.device"))

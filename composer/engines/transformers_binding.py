@@ -81,7 +81,7 @@ class Binding:
         for cell in cells:
             place = cell.place
             if place.is_state:
-                state = cell.rows[lease.states[place.pool.index_space]]
+                state = cell.rows[lease.states[place.pool.index_space]].clone()  # it is immutable
                 found[place.attribute] = state.reshape(1, *place.shape).to(place.device)
             else:
                 found[place.attribute] = cell.pages(lease.pages[place.pool.index_space])
