@@ -82,7 +82,7 @@ def test_all_sections_have_their_plots_with_titles_and_units(shown):
     assert texts(shown, "#occupancy-plot .xtitle") == ["requests served"]
     assert texts(shown, "#occupancy-plot .ytitle") == ["used (%)"]
     assert "stored (GiB)" in texts(shown, "#occupancy-plot .y2title")
-    assert shown.run(f"{MARKS}.length") == 12  # those that have not failed
+    assert shown.run(f"{MARKS}.length") == 12 + 1  # that have not failed, and a ring around one
     assert texts(shown, "#heat-plot .annotation-text").count("failed") == 3
 
 
@@ -195,7 +195,7 @@ def test_the_report_of_a_sweep_that_has_run_draws(browser, tmp_path):
     show(browser, tmp_path / "s/report.html")
     assert visible(browser) == ["scatter", "heat", "occupancy", "points"]
     assert texts(browser, "#scatter-plot .xtitle") == ["host and device memory (GiB)"]
-    assert browser.run(f"{MARKS}.length") == 4
+    assert browser.run(f"{MARKS}.length") == 4 + 1
     assert_content(browser, tmp_path / "s/report.html")
 
 

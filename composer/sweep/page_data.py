@@ -61,7 +61,8 @@ def _columns(
     figures: Sequence[str], varying: Sequence[str], first: Sequence[str | None]
 ) -> list[str]:
     """Figures of the table: what the plots show, then what varies in the result as a whole."""
-    whole = [name for name in varying if "." not in name and name not in MEMORY]
+    left_out = (*MEMORY, "seconds")  # which the plots show, and which is about what the job took
+    whole = [name for name in varying if "." not in name and name not in left_out]
     shown = [name for name in first if name is not None]
     return [name for name in dict.fromkeys([*shown, *whole]) if name in figures][:MOST_COLUMNS]
 

@@ -47,8 +47,8 @@ def choose(sweep: Sweep, asked: ReportConfig) -> View:
     keys = [key for key in sweep.keys if len(sweep.values(key)) > 1]
     keys.sort(key=lambda key: -_explained(sweep.measured, key, view.y or ""))
     memory = [name for name in MEMORY if name in varying and name != view.y]
-    x = _known("x", asked.x, [*keys, *figures], view)
-    view.x = x or next(iter((*memory, *keys)), None)
+    longest = max(keys, key=lambda key: len(sweep.values(key)), default=None)
+    view.x = _known("x", asked.x, [*keys, *figures], view) or next(iter(memory), longest)
     others = [key for key in keys if key != view.x]
     few = [key for key in others if len(sweep.values(key)) <= MOST_COLORS]
     new = [key for key in few if view.x in keys or not _same(sweep, key, view.x)]

@@ -9,7 +9,7 @@ const RAMPS = {  // for values that have an order
   dark: ["#6b5cb8", "#a9529a", "#dd667c", "#f1995f", "#f7d274"],
 };
 const HEAT = { light: ["#eef3f9", "#a9c6e6", "#4f8ac6", "#1c4f8f"], dark: ["#20272f", "#2f4d70", "#4f86c0", "#a8cdf6"] };
-const LEGEND = { itemsizing: "constant", orientation: "h", x: 0, y: 1.02, xanchor: "left", yanchor: "bottom" };
+const LEGEND = {  orientation: "h", x: 0, y: 1.02, xanchor: "left", yanchor: "bottom" };
 const DASHES = ["solid", "dot", "dash", "longdash"];
 
 const theme = () => document.documentElement.dataset.theme;
@@ -106,12 +106,14 @@ function drawScatter(view, selected) {
       x: group.map((point) => at(point)[0]), y: group.map((point) => at(point)[1]), customdata: group.map((point) => point.number),
       name: color.name ? String(value) : "", mode: distinct && group.length > 1 && (!order || keys.get(view.x).numeric) ? "lines+markers" : "markers",
       line: { color: shade, width: 1.75 }, opacity: 0.95,
-      marker: {
-        color: shade, size: group.map((point) => (point.number === selected ? 16 : 10)),
-        line: { color: group.map((point) => (point.number === selected ? css("--ink") : css("--card"))), width: group.map((point) => (point.number === selected ? 2 : 1.25)) },
-      },
+      marker: { color: shade, size: 10, line: { color: css("--card"), width: 1.25 } },
       text: group.map((point) => hover(point, [view.y, view.x, objective])), hovertemplate: "%{text}<extra></extra>",
     });
+  });
+  const chosen = points.find((point) => point.number === selected);
+  if (chosen) traces.push({
+    x: [at(chosen)[0]], y: [at(chosen)[1]], mode: "markers", hoverinfo: "skip", showlegend: false,
+    marker: { symbol: "circle-open", size: 18, color: css("--ink"), line: { width: 2 } },
   });
   byId("scatter").querySelector("h2").textContent = `${capital(titleOf(view.y))} against ${titleOf(view.x)}`;
   const failed = data.points.length - measured.length, notes = [];
@@ -120,7 +122,7 @@ function drawScatter(view, selected) {
   byId("scatter").querySelector(".note").textContent = notes.join(" ");
   draw("scatter-plot", traces, {
     xaxis: { ...x.layout, title: { text: x.layout.title.text } }, yaxis: y.layout,
-    showlegend: traces.length > 1, legend: { ...LEGEND, title: { text: color.name, side: "top", font: { size: 12.5 } } },
+    showlegend: traces.length > 2, legend: { ...LEGEND, title: { text: color.name, side: "top", font: { size: 12.5 } } },
   });
 }
 
