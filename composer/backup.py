@@ -162,11 +162,14 @@ class Backup:
 
     def _lost(self) -> dict[str, int]:
         """What the tiers have given up while it waited for room."""
-        both, batch = (self._tiers.device, self._tiers.host), self._batch
-        pages = sum(not any(p.page_hash in tier.pages for tier in both) for p in batch.pages)
-        boundaries = [c.page_hash for c in batch.checkpoints if c.holds]
-        gone = sum(not any(h in tier.checkpoints for tier in both) for h in boundaries)
-        return {name: n for name, n in (("pages", pages), ("boundaries", gone)) if n}
+        device, host, batch = self._tiers.device, self._tiers.host, self._batch
+        pages = [p.page_hash for p in batch.pages if p.page_hash not in device.pages]
+        kept = [c.page_hash for c in batch.checkpoints if c.page_hash not in device.checkpoints]
+        lost = {
+            "pages": sum(page_hash not in host.pages for page_hash in pages),
+            "boundaries": sum(page_hash not in host.checkpoints for page_hash in kept),
+        }
+        return {kind: number for kind, number in lost.items() if number}
 
     def _wanted(self) -> dict[str, list[bytes]]:
         """Hashes per index space of what is still in the device tier."""

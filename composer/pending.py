@@ -68,7 +68,8 @@ class Pending:
         except Exception as error:
             self.note(error)
         finally:
-            self.end(num_bytes)
+            if num_bytes:
+                self.end(num_bytes)
 
     def note(self, error: Exception) -> None:
         """Something raised this."""

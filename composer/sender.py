@@ -113,7 +113,8 @@ class Sender:
     def _take_waiting(self) -> list[Backup]:
         """What waited for room and has some now; somebody has to run it."""
         found: list[Backup] = []
-        self.pending.run(partial(self._take_into, found))
+        if self._waiting:
+            self.pending.run(partial(self._take_into, found))
         return found
 
     def _take_into(self, found: list[Backup]) -> None:
