@@ -77,7 +77,7 @@ def run(config: CliConfig, params: Params) -> JobResult:
     print_report(data)
     if params.plot is not None:
         write_plot(Path(params.plot), data)
-    return JobResult(data, ok=not data["wrong"], objective=data["speedup"])
+    return JobResult(data, ok=not data["wrong"], objective="speedup")
 
 
 def _check(config: CliConfig, params: Params) -> None:
