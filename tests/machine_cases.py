@@ -31,11 +31,19 @@ CASES = {
     "latent+indexer": Case(
         "kv+indexer",
         {"kv": ALL},
-        {"pools": {"kv": {"buffers": {"k": None, "v": None, **LATENT["buffers"]}}}},
+        {
+            "pools": {
+                "kv": {"buffers": {"k": None, "v": None, **LATENT["buffers"]}},
+                "indexer": {"layers": [{"producers": {"freq": 2, "offset": 1}}]},
+            }
+        },
+        {1: 0},
     ),
     "kv+state": Case("kv+state", {"kv": ALL, "state": STATE}),
     "kv+window": Case(
-        "kv+window", {"kv": ALL, "swa": 10}, {"pools": {"swa": {"window_tokens": 10}}}
+        "kv+window",
+        {"kv": ALL, "swa": 6},
+        {"pools": {"swa": {"window_tokens": 6}}, "checkpoint_tokens": 4 * PAGE},
     ),
     "kv+window+state": Case("kv+window+state", {"kv": ALL, "swa": 12, "state": STATE}),
     "kv+indexer+state": Case("kv+indexer+state", {"kv": ALL, "state": STATE}),
@@ -56,6 +64,8 @@ SALTS = st.sampled_from([None, None, None, None, "a"])
 PATHS = st.builds(
     lambda branch, length: branch[: length + 1], st.sampled_from(BRANCHES), st.integers(0, 6)
 )
+KNOWN = st.none() | st.none() | PATHS  # None: what the cache should know best
+COLD = st.sampled_from([None, None, "device", "device", "host", "host"])  # emptied down to
 LENGTHS = st.integers(1, len(TRUNK))
 INDEX = st.integers(0, 99)
 UNITS = st.sampled_from([(8, 8), (3, 6), (6, 3), (2, 2), (16, 16), (4, 12), (1, 1)])

@@ -10,7 +10,7 @@ from itertools import compress
 import numpy as np
 
 from composer.errors import BackendError
-from composer.storage import CallTimeoutError, TransferError
+from composer.storage import MISSING, CallTimeoutError, TransferError
 from tests.faults import (
     Inline,
     Kept,
@@ -19,7 +19,6 @@ from tests.faults import (
     dropped,
     flipped,
     refused,
-    short,
     swapped,
 )
 
@@ -102,7 +101,8 @@ class Weather:
         errors: What went wrong meanwhile, which the caller takes for the store's failure.
     """
 
-    KINDS = ("calm", "broken", "dropped", "flipped", "refused", "short", "swapped", "late", "moved")
+    BAD_READS = ("broken", "flipped", "late", "moved", "patchy", "short", "swapped")
+    KINDS = ("calm", "dropped", "refused", *BAD_READS)
 
     def __init__(self):
         self.kind = "calm"
@@ -110,7 +110,7 @@ class Weather:
         self.meanwhile: Callable[[], None] | None = None
         self.raised: Counter[str] = Counter()
         self.errors: list[BaseException] = []
-        self.num_meddled = 0
+        self.num_meddled = self._patch = 0
 
     def __call__(self, name, call, argument):
         meanwhile, self.meanwhile = self.meanwhile, None
@@ -145,8 +145,27 @@ class Weather:
             return call(argument)
         raise TransferError("the holder is gone")
 
+    def _patchy(self, name, call, argument):
+        """Every other object of a call has an answer; the next call begins with another one."""
+        self._patch ^= 1
+        answer = call(argument)
+        if name != "exists":
+            answer[self._patch :: 2] = MISSING if name == "get" else False
+        return answer
+
+    def _short(self, name, call, argument):
+        """Of each object half is there; what lies behind it is junk."""
+        answer = call(argument)
+        if name != "get":
+            return answer
+        for size, parts in zip(answer.tolist(), argument.addresses.tolist(), strict=True):
+            for at, num_bytes in zip(parts, argument.part_bytes.tolist(), strict=True):
+                if size > 0:
+                    ctypes.memset(at + num_bytes // 2, 0x77, num_bytes - num_bytes // 2)
+        return np.where(answer > 0, answer // 2, answer)
+
     _broken, _dropped, _flipped = map(staticmethod, (broken, dropped, flipped))
-    _refused, _short, _swapped = map(staticmethod, (refused, short, swapped))
+    _refused, _swapped = map(staticmethod, (refused, swapped))
 
 
 class Store(Kept):

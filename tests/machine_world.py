@@ -1,7 +1,5 @@
 """A stack under a machine's hands: one helper per thing that can be done to it."""
 
-from collections import Counter
-
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from composer import compose
@@ -20,7 +18,7 @@ from tests.engine import (
     prompt,
 )
 from tests.machine_accounts import Accounts
-from tests.machine_cases import Case, configured
+from tests.machine_cases import BRANCHES, Case, configured
 from tests.machine_model import STATE, Held, Model
 from tests.machine_store import Jobs, Store, Weather
 
@@ -40,10 +38,11 @@ class World(RuleBasedStateMachine):
 
     name: str
     case: Case
-    steps: Counter[str]  # of all stories
+    steps: list[int]  # of each story
 
     def __init__(self):
         super().__init__()
+        self.steps.append(0)
         self.jobs, self.weather = Jobs(), Weather()
         self.store = Store(self.weather)
         self.model = Model(self.case.rules)
@@ -92,11 +91,38 @@ class World(RuleBasedStateMachine):
 
     # matches
 
+    def best_known(self, salt):
+        return max(BRANCHES, key=lambda path: self.model.ideal(salt, path, len(path)))
+
+    def make_known(self, salt):
+        path = self.best_known(salt)
+        if not self.model.ideal(salt, path, len(path)):
+            self.serve(path, salt, 0, keep=False)
+        return path
+
+    def begin(self, what, path, salt, match=None):
+        """Reach for a prompt; unless it is a plain restore, in the background."""
+        match, wait = match or self.find(path, salt), what == "restore"
+        if what == "fetch":
+            self.fetch(match, path, salt)
+            return
+        self.restore(match, salt, path, keep=not wait, fresh=False, wait=wait)
+
+    def cool_down(self, cold):
+        """Time goes by: what is under way gets on, and the tiers down to this one are emptied."""
+        if cold is not None:
+            with self.jobs.at_once():
+                self.stack.publish()
+            for tier in ("device", "host") if cold == "host" else ("device",):
+                self.evict(tier)
+
     def find(self, path, salt, limit=None, tail=1):
         """Match, and compare with what the dictionary and the tiers hold."""
         before = self.weather.num_meddled
         match = self.stack.match(prompt(*path, tail=tail), salt, max_tokens=limit)
         self.model.name(salt, path, match.prompt.hashes)
+        most = len(path) if limit is None else min(len(path), limit // PAGE)
+        assert match.limit == most
         self.check_match(match, salt, path, meddled=self.weather.num_meddled > before)
         return match
 
@@ -200,31 +226,40 @@ class World(RuleBasedStateMachine):
 
     # fetches
 
-    def fetch(self, path, salt):
-        match = self.find(path, salt)
+    def fetch(self, match, path, salt):
         fetch = self.stack.prefetch(match)
         assert fetch.num_pages <= match.num_pages
         assert self.model.holds(salt, path, fetch.num_pages)
-        self.fetches.append(fetch)
-        if len(self.fetches) > MOST_LIVE:
+        if len(self.fetches) == MOST_LIVE:
             self.end_fetch(self.fetches[0], cancel=False)
-        return match, fetch
+        self.fetches.append(fetch)
+        return fetch
 
     def end_fetch(self, fetch, *, cancel):
-        """What is fetched is in the host tier, unless it was given up or storage lost it."""
+        """What is fetched is in the host tier, unless it was given up or storage lost it.
+
+        Of a window the host tier keeps all or nothing, so that a part of it alone, where the device
+        tier has the rest, is let go again.
+        """
         self.fetches.remove(fetch)
-        given_up = fetch.ended or not fetch._parts
+        host = self.stack.cache.tiers.host
+        whole = all(
+            fetch.hashes.get(space, set()) | host.residents[space].keys() >= set(wanted)
+            for space, wanted in fetch._plan.wanted.items()
+            if space in host.trailing
+        )
+        given_up = fetch.ended or not fetch._parts or not whole
         if cancel:
             fetch.cancel()
         before = self.weather.num_meddled
         assert fetch.wait()
         assert fetch.ended
         if cancel or given_up or self.weather.num_meddled > before:
-            return
-        if all(result.ok.all() for result in fetch.results):
-            residents = self.stack.cache.tiers.host.residents
-            for space, hashes in fetch.hashes.items():
-                assert hashes <= residents[space].keys(), "what was read is not here"
+            return False
+        arrived = all(result.ok.all() for result in fetch.results)
+        for space, hashes in fetch.hashes.items() if arrived else ():
+            assert hashes <= host.residents[space].keys(), "what was read is not here"
+        return arrived
 
     # slots
 
@@ -324,7 +359,7 @@ class World(RuleBasedStateMachine):
             self.keep_some(slots, keep=False)
 
     def meanwhile_fetch(self, _index, path):
-        self.fetch(path, None)
+        self.fetch(self.find(path, None), path, None)
 
     def meanwhile_cancel(self, index, _path):
         if self.fetches:
@@ -332,6 +367,23 @@ class World(RuleBasedStateMachine):
 
     def meanwhile_serve(self, _index, path):
         self.serve(path, None, 0, keep=False)
+
+    # what goes wrong
+
+    def change_weather(self, kind):
+        self.weather.kind = kind
+        if kind != "calm":
+            self.model.certain, self.lossy = False, True
+
+    def calm_down(self):
+        self.weather.kind = "calm"
+        while self.weather.late:
+            self.weather.late.pop().end()
+
+    def lose(self, index):
+        lost = self.store.lose(index)
+        self.model.certain &= not lost
+        self.lossy |= lost > 0
 
     # what operators do
 
@@ -348,10 +400,11 @@ class World(RuleBasedStateMachine):
             getattr(tiers, tier).clear(None)
 
     def clear(self, salt):
-        scope = salt and scope_name(salt, None)
+        scope, before = salt and scope_name(salt, None), self._stored_outside(salt)
         with self.jobs.at_once():
             self.stack.clear(scope)
         self._all_fetches_ended()
+        assert before <= self._stored_outside(salt), "another tenant's pages are gone"
         if self.stack.backend is not None:
             left = map(parse_key, self.store.keys())
             assert not any(scope in (None, key.scope) for key in left)
@@ -363,6 +416,12 @@ class World(RuleBasedStateMachine):
         for tier in (tiers.device, tiers.host):
             entries = (*tier.pages.values(), *tier.checkpoints.values())
             assert not any(scope in (None, one.scope) for one in entries)
+
+    def _stored_outside(self, salt):
+        """Keys of the other tenants' objects."""
+        scope = scope_name(salt, None)
+        stored = self.store.keys() if salt else ()
+        return {key for key in stored if parse_key(key).scope != scope}
 
     def restart(self):
         """Another process opens the same store; what was held is released after the close."""
@@ -376,7 +435,8 @@ class World(RuleBasedStateMachine):
         self._all_fetches_ended()
         assert all(one.load.ended for one in self.leases)
         _release_all(*held)
-        check_accounts(stack)
+        if not self.weather.late:  # calls that were given up keep slots, and what they are in
+            check_accounts(stack)
         self.open()
 
     def attach(self, event):
@@ -397,7 +457,7 @@ class World(RuleBasedStateMachine):
 
     @invariant()
     def everything_is_accounted_for(self):
-        self.steps["all"] += 1
+        self.steps[-1] += 1
         if self.stack is not None:
             if self.weather.errors:
                 raise self.weather.errors[0]

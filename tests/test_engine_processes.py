@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,15 @@ def test_there_are_examples_of_many_kinds():
 
 
 @pytest.fixture
+def one_thread():
+    """As many as the other process has: the last bits depend on it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def store(tmp_path, monkeypatch):
     """A store that outlives the stacks of both processes."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -47,35 +57,34 @@ def written(name, dtype, store):
 
 @pytest.mark.slow
 @pytest.mark.mooncake
-@pytest.mark.timeout(600)
-def test_another_process_answers_from_the_store_what_one_without_a_cache_does(store):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    command = [sys.executable, "-W", "ignore", "-m", "tests.hf_child", *store]
-    child = subprocess.Popen(
-        command,
-        cwd=Path(__file__).parents[1],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        cold = {}
+@pytest.mark.timeout(1200)
+def test_another_process_answers_from_the_store_what_one_without_a_cache_does(store, one_thread):
+    cold = {}
+    with child(store) as process:
         for name, dtype in CASES:
             cold[name, dtype] = written(name, dtype, store)
-            child.stdin.write(f"{name} {dtype}\n")
-            child.stdin.flush()
-        out, _ = child.communicate()
-        assert child.returncode == 0
-    finally:
-        child.kill()
-        torch.set_num_threads(threads)
-    warm = dict(zip(CASES, map(json.loads, out.splitlines()), strict=True))
+            process.stdin.write(f"{name} {dtype}\n")
+            process.stdin.flush()
+        out, _ = process.communicate()
+    assert process.returncode == 0
     wrong = {}
-    for (name, dtype), found in warm.items():
-        boundaries = [boundary for boundary, _ in branches(name)]
+    for (name, dtype), line in zip(CASES, out.splitlines(), strict=True):
+        found, boundaries = json.loads(line), [boundary for boundary, _ in branches(name)]
         told = [(one["cached"], one["tokens"], one["logits"]) for one in found]
         due = [(at, *one.said) for at, one in zip(boundaries, cold[name, dtype], strict=True)]
         if told != due or not all(one["storage"] for one in found):
             wrong[name, dtype] = (told, due)
     assert wrong == {}
+
+
+@contextmanager
+def child(store):
+    """A process that answers from the store; nothing is left of it where the block fails."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.hf_child", *store]
+    root, pipe = Path(__file__).parents[1], subprocess.PIPE
+    with subprocess.Popen(command, cwd=root, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            raise

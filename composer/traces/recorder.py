@@ -15,7 +15,6 @@ from hashlib import blake2b
 from threading import Lock
 from typing import Any
 
-from composer.lookup import Prompt
 from composer.page_hash import hash_pages, root_hash, token_array
 from composer.traces.hash_ids import to_line
 from composer.traces.request import Request
@@ -50,7 +49,7 @@ class TraceRecorder:
         self._closed = False
         _drop_half_a_line(self._file)
 
-    def record(self, prompt: Prompt | Any, output_tokens: int = 0) -> None:
+    def record(self, prompt: Any, output_tokens: int = 0) -> None:
         """Append one prompt.
 
         Args:
@@ -87,6 +86,8 @@ class TraceRecorder:
     def _blocks(self, prompt: Any) -> tuple[int, list[bytes]]:
         """A prompt's length, and a hash for each of its blocks, the partial last one too."""
         size = self._block_tokens
+        from composer.lookup import Prompt  # late: a reader of traces needs no torch
+
         if isinstance(prompt, Prompt):
             num_tokens, hashes = prompt.num_tokens, prompt.hashes
             if len(hashes) != num_tokens // size:

@@ -1,0 +1,385 @@
+"""Faults that could have been made in the product, each with the model that should show it.
+
+A fault is a function of pytest's MonkeyPatch that lets one production function misbehave. The
+names begin with the invariant that it breaks.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from composer import boundary, commit, landing, lookup, operation, prefetch, writer
+from composer.chains import Chains
+from composer.controller import HybridCacheController
+from composer.free_list import FreeList
+from composer.guard import Guard
+from composer.landing import Held, Landing
+from composer.ledger import Ledger
+from composer.load_back import Load
+from composer.objects import ArenaObjects, ReadCheck
+from composer.pins import Pins
+from composer.prefetch import Fetch
+from composer.quarantine import Quarantine
+from composer.reach import Reach
+from composer.residency import Residency
+from composer.stack import Stack
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
+MUTANTS: dict[str, tuple[str, Mutant]] = {}  # name -> case of the machine, fault
+
+
+def shown_by(case: str) -> Callable[[Mutant], Mutant]:
+    def add(mutant: Mutant) -> Mutant:
+        MUTANTS[mutant.__name__] = (case, mutant)
+        return mutant
+
+    return add
+
+
+def nothing(*_: object, **__: object) -> None:
+    """What a forgotten call does."""
+
+
+# 2: all or nothing
+
+
+@shown_by("kv+state")
+def i2_half_a_reservation_is_lost(patch):
+    def take(self, counts):
+        self.make_room(counts)
+        taken = {space: self._spaces[space].allocate(count) for space, count in counts.items()}
+        return None if None in taken.values() else taken
+
+    patch.setattr(Residency, "take", take)
+
+
+@shown_by("kv+extra")
+def i2_a_page_is_adopted_without_all_its_spaces(patch):
+    true_adopt = landing.adopt
+
+    def adopt(tier, prompt, slots, pins, failed=frozenset()):
+        missing = {s: dict(found) for s, found in slots.items()}
+        for page in failed:
+            for space in tier.page_spaces:
+                if page in missing.get(space, {}):
+                    one = missing[space].pop(page)
+                    tier.residents[space][prompt.hashes[page]] = one
+        true_adopt(tier, prompt, missing, pins, failed)
+
+    patch.setattr(prefetch, "adopt", adopt)
+
+
+@shown_by("kv")
+def i2_a_cancelled_fetch_keeps_its_slots(patch):
+    patch.setattr(Fetch, "_give_back", nothing)
+
+
+@shown_by("kv+window+state")
+def i2_half_a_checkpoint_is_kept(patch):
+    def add_checkpoint(tier, prompt, wanted):
+        here = {
+            space: tuple(h for h in wanted[space] if h in tier.residents[space])
+            for space in tier.trailing
+        }
+        held = [hashes for hashes in here.values() if hashes]
+        if held:
+            tier.add_checkpoint(landing.Checkpoint(held[0][-1], prompt.scope, here))
+
+    patch.setattr(landing, "add_checkpoint", add_checkpoint)
+    patch.setattr(prefetch, "add_checkpoint", add_checkpoint)
+
+
+# 3: boundaries
+
+
+def minimum_of_maxima(requirements, num_pages):
+    reach = min((boundary.longest(one.allowed()) for one in requirements), default=num_pages)
+    return np.arange(num_pages + 1) <= reach
+
+
+@shown_by("kv+state")
+def i3_the_least_of_what_pools_allow_counts(patch):
+    patch.setattr(lookup, "restorable_lengths", minimum_of_maxima)
+
+
+@shown_by("kv+state")
+def i3_the_least_counts_after_a_shortening(patch):
+    patch.setattr(operation, "restorable_lengths", minimum_of_maxima)
+
+
+@shown_by("kv+window")
+def i3_a_boundary_is_published_without_its_window(patch):
+    true_call = commit._Operation.checkpoint
+
+    def checkpoint(self, tokens, state):
+        made = true_call(self, tokens, state)
+        if made is None:
+            end = tokens // self._plan.page_size
+            held = dict.fromkeys(self._device.trailing, ())
+            made = commit.Checkpoint(self._prompt.hashes[end - 1], self._prompt.scope, held)
+            self._device.add_checkpoint(made)
+        return made
+
+    patch.setattr(commit._Operation, "checkpoint", checkpoint)
+
+
+@shown_by("kv+state")
+def i3_a_boundary_counts_without_its_state(patch):
+    true_call = lookup.Tiers.requirements
+    patch.setattr(
+        lookup.Tiers, "requirements", lambda self, presence: true_call(self, presence)[:1]
+    )
+
+
+@shown_by("kv")
+def i3_what_was_there_before_counts_and_not_what_was_read(patch):
+    def prefetch(self, transfers):
+        true_results = true_prefetch(self, transfers)
+        return [replace(one, ok=np.ones_like(one.ok)) for one in true_results]
+
+    true_prefetch = HybridCacheController.prefetch
+    patch.setattr(HybridCacheController, "prefetch", prefetch)
+
+
+@shown_by("kv")
+def i3_a_limit_is_ignored(patch):
+    true_match = lookup.Lookup.match
+    patch.setattr(lookup.Lookup, "match", lambda self, prompt, _=None: true_match(self, prompt))
+
+
+# 4: a poisoned slot never escapes
+
+
+def check_less(patch, of: str) -> None:
+    """Take one kind of refused object for good."""
+    true_check = ArenaObjects.check
+
+    def check(self, scope, slots, page_hashes, num_bytes):
+        found = true_check(self, scope, slots, page_hashes, num_bytes)
+        return ReadCheck(np.ones_like(found.ok), {}) if of in found.refused else found
+
+    patch.setattr(ArenaObjects, "check", check)
+
+
+@shown_by("kv")
+def i4_checksums_are_not_compared(patch):
+    check_less(patch, "wrong_checksum")
+
+
+@shown_by("kv")
+def i4_trailers_are_not_compared(patch):
+    check_less(patch, "wrong_identity")
+
+
+@shown_by("kv")
+def i4_short_reads_are_taken(patch):
+    check_less(patch, "wrong_size")
+
+
+@shown_by("kv")
+def i4_a_layer_is_not_waited_for(patch):
+    patch.setattr(Load, "wait", nothing)
+
+
+@shown_by("kv+draft")
+def i4_a_missing_draft_pool_is_not_told(patch):
+    patch.setattr(Landing, "degraded", lambda _self: ())
+
+
+@shown_by("kv+state")
+def i4_a_lease_names_a_stale_state(patch):
+    true_slots = Landing.slots
+
+    def slots(self):
+        found = true_slots(self)
+        states = self._tiers.device.residents["state"]
+        others = [one.slot for one in states.values()]
+        return {**found, "state": others[:1] if found["state"] and others else found["state"]}
+
+    patch.setattr(Landing, "slots", slots)
+
+
+# 5: no buffer is reused while I/O may touch it
+
+
+@shown_by("kv")
+def i5_a_late_call_is_forgotten(patch):
+    patch.setattr(Quarantine, "_begin", nothing)
+
+
+@shown_by("kv")
+def i5_a_lease_that_is_loading_frees_its_slots(patch):
+    true_release = Held.release
+
+    def release(self):
+        true_release(self)
+        for space, free in self._tiers.controller.device.spaces.items():
+            used = {one.slot for one in self._tiers.device.residents[space].values()}
+            coming = [n for n in range(free.num_slots) if free._taken[n] and n not in used]
+            free.free(coming[:1])
+
+    patch.setattr(Held, "release", release)
+
+
+@shown_by("kv")
+def i5_a_lease_keeps_nothing(patch):
+    true_add = Pins.add
+
+    def add(self, wanted):
+        if self._holder != "lease":
+            true_add(self, wanted)
+
+    patch.setattr(Pins, "add", add)
+
+
+@shown_by("kv")
+def i5_a_slot_is_freed_twice(patch):
+    true_free = FreeList.free
+
+    def free(self, ids):
+        true_free(self, ids)
+        self._free.extend(list(ids)[:1])
+
+    patch.setattr(FreeList, "free", free)
+
+
+# 6: saved means seen
+
+
+@shown_by("kv")
+def i6_written_counts_as_saved(patch):
+    true_wrote = Ledger.wrote
+    patch.setattr(Ledger, "wrote", lambda self, slot, *, seen: true_wrote(self, slot, seen=True))
+
+
+@shown_by("kv")
+def i6_a_refused_write_counts_as_written(patch):
+    true_put = HybridCacheController._put
+    patch.setattr(
+        HybridCacheController, "_put", lambda *args: np.ones_like(true_put(*args), np.bool_)
+    )
+
+
+@shown_by("kv")
+def i6_another_store_is_thought_to_have_everything(patch):
+    patch.setattr(writer.Writer, "attached", nothing)
+
+
+# 7: a failure is a miss
+
+
+@shown_by("kv")
+def i7_a_failing_store_fails_its_caller(patch):
+    def call(_self, _name, call, _late=None):
+        return call()
+
+    patch.setattr(Guard, "call", call)
+
+
+@shown_by("kv")
+def i7_failures_are_not_counted(patch):
+    patch.setattr(Guard, "_failed", nothing)
+
+
+# 9: isolation
+
+
+@shown_by("kv")
+def i9_a_salt_does_not_reach_the_hash(patch):
+    true_root = lookup.root_hash
+    patch.setattr(lookup, "root_hash", lambda _salt, extra_key: true_root(None, extra_key))
+
+
+@shown_by("kv")
+def i9_a_salt_does_not_reach_the_keys(patch):
+    patch.setattr(lookup, "scope_name", lambda _salt, _extra_key: "-")
+
+
+@shown_by("kv")
+def i9_one_tenants_clear_clears_all(patch):
+    true_clear = Stack.clear
+    patch.setattr(Stack, "clear", lambda self, _scope=None: true_clear(self))
+
+
+@shown_by("kv+draft")
+def i9_a_missing_pool_shows_what_was_there_before(patch):
+    patch.setattr(ArenaObjects, "wipe", nothing)
+
+
+# 11: chain from the root
+
+
+@shown_by("kv")
+def i11_pages_are_evicted_under_their_continuation(patch):
+    patch.setattr(Chains, "_is_leaf", lambda _self, page: not page.locks)
+
+
+@shown_by("kv")
+def i11_pages_in_use_are_evicted(patch):
+    patch.setattr(Chains, "_is_leaf", lambda self, page: page.page_hash not in self._children)
+
+
+@shown_by("kv+state")
+def i11_pages_that_no_boundary_can_use_are_taken_for_useful(patch):
+    patch.setattr(Reach, "useful", lambda _self, _page_hash: True)
+
+
+@shown_by("kv+state")
+def i11_a_checkpoint_loses_its_state_to_a_lease_that_ends(patch):
+    def unhold(self, space, page_hashes, holder):
+        true_unhold(self, space, page_hashes, holder)
+        for page_hash in page_hashes:
+            if page_hash in self.residents[space]:
+                self._spaces[space].free([self._drop(space, page_hash)])
+
+    true_unhold = Residency.unhold
+    patch.setattr(Residency, "unhold", unhold)
+
+
+# 12: committed bytes never change
+
+
+@shown_by("kv")
+def i12_a_page_committed_twice_moves_to_the_later_slot(patch):
+    true_adopt = commit._Operation.adopt_pages
+
+    def adopt_pages(self):
+        for page, page_hash in enumerate(self._prompt.hashes[self.first :]):
+            for space in self._device.page_spaces if page_hash in self._device.pages else ():
+                one = self._device.residents[space][page_hash]
+                self._device.give_back({space: [one.slot]})
+                one.slot = self._slots.pages[space][page]
+                self._taken[space].add(one.slot)
+        return true_adopt(self)
+
+    patch.setattr(commit._Operation, "adopt_pages", adopt_pages)
+
+
+@shown_by("kv")
+def i12_a_backup_copies_other_pages(patch):
+    true_backup = HybridCacheController.backup
+
+    def turned(one):
+        return replace(one, device_ids=[*one.device_ids[1:], *one.device_ids[:1]])
+
+    patch.setattr(
+        HybridCacheController,
+        "backup",
+        lambda self, found: true_backup(self, [*map(turned, found)]),
+    )
+
+
+@shown_by("kv")
+def i12_what_a_lease_reads_is_handed_out(patch):
+    true_take = Residency.take
+
+    def take(self, counts):
+        taken = true_take(self, counts)
+        if taken is None and self.tier == "device":
+            used = {s: [one.slot for one in self.residents[s].values()] for s in counts}
+            taken = {space: used[space][:count] for space, count in counts.items()}
+        return taken
+
+    patch.setattr(Residency, "take", take)
