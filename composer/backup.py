@@ -77,6 +77,7 @@ class Backup:
         self._route, self._tiers, self._batch = route, tiers, batch
         self._device, self._host = Pins(tiers.device, "backup"), Pins(tiers.host, "backup")
         self._hashes: dict[str, list[bytes]] = {}
+        self._pages: list[PageEntry] = []  # that the host tier does not have
         self._taken: Reservation = {}
 
     def reserve(self) -> bool:
@@ -145,20 +146,31 @@ class Backup:
             ]
 
     def _reserve(self) -> bool:
-        tiers, wanted = self._tiers, self._wanted()
-        self._device.add(wanted)
-        self._host.add(wanted)
-        self._hashes = {
-            space: [h for h in hashes if h not in tiers.host.residents[space]]
-            for space, hashes in wanted.items()
-        }
-        counts = {space: len(found) for space, found in self._hashes.items() if found}
-        taken = tiers.host.take(counts)
+        """Pin what the device tier still has, and take host slots for what the host tier lacks."""
+        device, host = self._tiers.device, self._tiers.host
+        pages = [page for page in map(self._now, self._batch.pages) if page is not None]
+        trailing = self._trailing()
+        self._device.add_pages(pages)
+        self._device.add(trailing)
+        self._pages = [page for page in pages if page.page_hash not in host.pages]
+        hashes = [page.page_hash for page in self._pages]
+        if len(hashes) < len(pages):
+            known = (host.pages.get(page.page_hash) for page in pages)
+            self._host.add_pages([page for page in known if page is not None])
+        self._host.add(trailing)
+        self._hashes = dict.fromkeys(device.page_spaces, hashes)
+        for space, held in trailing.items():
+            self._hashes[space] = [one for one in held if one not in host.residents[space]]
+        taken = host.take({space: len(found) for space, found in self._hashes.items() if found})
         if taken is None:
             self._release()
             return False
         self._take(taken)
         return True
+
+    def _now(self, page: PageEntry) -> PageEntry | None:
+        """A page as it is in the device tier now, which may have lost it and got it again."""
+        return page if page.is_here else self._tiers.device.pages.get(page.page_hash)
 
     def _lost(self) -> dict[str, int]:
         """What the tiers have given up while it waited for room."""
@@ -171,48 +183,31 @@ class Backup:
         }
         return {kind: number for kind, number in lost.items() if number}
 
-    def _wanted(self) -> dict[str, list[bytes]]:
-        """Hashes per index space of what is still in the device tier."""
-        device = self._tiers.device
-        pages = [p.page_hash for p in self._batch.pages if p.page_hash in device.pages]
-        wanted = {space: list(pages) for space in device.page_spaces}
-        for space in device.trailing:
-            known = device.residents[space]
+    def _trailing(self) -> dict[str, list[bytes]]:
+        """Space -> what the boundaries keep there and is still in the device tier."""
+        wanted = {}
+        for space in self._tiers.device.trailing:
+            known = self._tiers.device.residents[space]
             held = (h for c in self._batch.checkpoints for h in c.holds[space] if h in known)
             wanted[space] = list(dict.fromkeys(held))
         return wanted
 
     def _adopt(self) -> None:
         host, device, taken = self._tiers.host, self._tiers.device, self._take({})
-        fresh = {
-            space: {
-                page_hash: Resident(slot, flag)
-                for page_hash, slot, flag in zip(
-                    self._hashes[space],
-                    slots,
-                    device.degraded(space, self._hashes[space]),
-                    strict=True,
-                )
-            }
-            for space, slots in taken.items()
-        }
-        for page in self._batch.pages:
-            slots = {
-                space: fresh[space][page.page_hash]
-                for space in host.page_spaces
-                if page.page_hash in fresh.get(space, {})
-            }
-            if slots:
-                host.adopt_page(page, slots)
-        for space in host.trailing:
-            for page_hash, resident in fresh.get(space, {}).items():
-                host.adopt_trailing(space, page_hash, resident)
-        self._host.add(self._hashes)
+        degraded = {space: device.degraded(space, self._hashes[space]) for space in taken}
+        if self._pages:
+            chain = [(page.page_hash, page.parent) for page in self._pages]
+            self._host.add_pages(host.adopt_pages(self._batch.scope, chain, taken, degraded))
+        trailing = {space: self._hashes[space] for space in host.trailing if space in taken}
+        for space, hashes in trailing.items():
+            for page_hash, slot, flag in zip(hashes, taken[space], degraded[space], strict=True):
+                host.adopt_trailing(space, page_hash, Resident(slot, flag))
+        self._host.add(trailing)
         for checkpoint in self._batch.checkpoints:
             if all(h in host.residents[s] for s, held in checkpoint.holds.items() for h in held):
                 host.add_checkpoint(checkpoint)
         for space, hashes in self._hashes.items():
-            self._route.ledger.expect(((space, h) for h in hashes), self._batch.scope)
+            self._route.ledger.expect(space, hashes, self._batch.scope)
 
     def _take(self, slots: Reservation) -> Reservation:
         """Keep these host slots, and return those before."""

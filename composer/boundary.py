@@ -7,7 +7,7 @@ length that the others allow.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,7 @@ import numpy.typing as npt
 Bools = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class Requirement:
+class Requirement(NamedTuple):
     """What one arena (or index space) must have for a prefix to be restorable.
 
     Attributes:
@@ -31,29 +30,39 @@ class Requirement:
 
     def allowed(self) -> Bools:
         """Per length 0..num_pages: whether this requirement alone holds there."""
-        num_pages = len(self.present)
-        allowed = np.ones(num_pages + 1, dtype=np.bool_)
-        position = np.arange(num_pages)
-        last_gap = np.maximum.accumulate(np.where(self.present, -1, position))
-        run = position - last_gap  # present pages in a row that end here
-        needed = position + 1
-        if self.window_pages is not None:
-            needed = np.minimum(needed, self.window_pages)
-        allowed[1:] = run >= needed
-        return allowed
+        present, window = self.present, self.window_pages
+        num_pages = len(present)
+        if window is None:
+            allowed = np.zeros(num_pages + 1, dtype=np.bool_)
+            allowed[: _head(present) + 1] = True
+            return allowed
+        allowed = np.empty(num_pages + 1, dtype=np.bool_)
+        allowed[0] = True
+        if window == 1:
+            allowed[1:] = present
+            return allowed
+        held = np.zeros(num_pages + 1, dtype=np.int64)  # of the first pages
+        present.cumsum(out=held[1:])
+        needed = np.arange(num_pages + 1)
+        needed[window:] = window
+        held[window:] -= held[:-window].copy()  # of the window's pages
+        return np.equal(held, needed, out=allowed)
 
 
 def restorable_lengths(requirements: Sequence[Requirement], num_pages: int) -> Bools:
     """Per length 0..num_pages: whether every requirement holds there. Length 0 always does."""
-    lengths = np.ones(num_pages + 1, dtype=np.bool_)
-    for requirement in requirements:
+    if not requirements:
+        return np.ones(num_pages + 1, dtype=np.bool_)
+    lengths = requirements[0].allowed()
+    for requirement in requirements[1:]:
         lengths &= requirement.allowed()
     return lengths
 
 
 def longest(lengths: Bools, limit: int | None = None) -> int:
     """The greatest restorable length, at most ``limit``."""
-    return int(np.flatnonzero(lengths[: None if limit is None else limit + 1])[-1])
+    backwards = lengths[::-1] if limit is None else lengths[limit::-1]
+    return len(backwards) - 1 - int(backwards.argmax())
 
 
 def shortened_by(requirements: Sequence[Requirement], boundary: int) -> str | None:
@@ -71,3 +80,9 @@ def shortened_by(requirements: Sequence[Requirement], boundary: int) -> str | No
         if not requirement.allowed()[reach]:
             return requirement.name
     return requirements[0].name
+
+
+def _head(present: Bools) -> int:
+    """How many of the first pages are present."""
+    first_gap = int(present.argmin()) if len(present) else 0
+    return len(present) if len(present) and present[first_gap] else first_gap

@@ -7,36 +7,29 @@ eviction policy decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import count
+from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 
-import numpy as np
-
-from composer.boundary import Bools
-from composer.entries import Checkpoint, PageEntry, Resident
+from composer.entries import Checkpoint, PageEntry
 from composer.errors import InvariantError
 from composer.eviction import RANKS, EvictionQueue, Protected, Rank, Use
 from composer.free_list import FreeList
-from composer.holders import Holders
+from composer.holdings import Holdings
 from composer.plan import SpacePlan
 from composer.reach import Reach
 from composer.schema import EvictionPolicy
 
+Link = tuple[bytes, bytes]  # a page's hash, and that of the page before it
 
-class Chains:
-    """The slots of one tier, and its chains. Not thread-safe: the caches' lock guards it.
+
+class Chains(Holdings):
+    """The slots of one tier, and its chains; arguments as ``Holdings``, and two more.
 
     Args:
-        tier: Its name.
-        spaces: Its slots.
-        plans: Their index spaces.
         eviction: What goes first where there is a choice.
         reach: Which pages are useful, by what all tiers hold; None: every page is.
 
     Attributes:
-        residents: Index space -> page hash -> slot in use.
-        pages: Chains, by page hash.
-        on_evict: Told (space, page hash) of each slot that is given up.
         keeps: Whether what would go next has to be saved first.
         refused: What ``keeps`` held back when the last ``make_room`` failed; None: nothing.
         stored: Asked whether storage has a page that is given up; None: this tier cannot know.
@@ -51,16 +44,11 @@ class Chains:
         eviction: EvictionPolicy = EvictionPolicy.lru,
         reach: Reach | None = None,
     ) -> None:
-        self.tier, self._spaces = tier, spaces
-        self.page_spaces = tuple(n for n, plan in plans.items() if plan.window_pages is None)
-        self.residents: dict[str, dict[bytes, Resident]] = {name: {} for name in spaces}
-        self.pages: dict[bytes, PageEntry] = {}
-        self.on_evict: Callable[[str, bytes], None] = _tell_nobody
+        super().__init__(tier, spaces, plans)
         self.keeps: Callable[[PageEntry | Checkpoint], bool] = lambda _entry: False
         self.refused: PageEntry | Checkpoint | None = None
         self.stored: Callable[[bytes], bool | None] = _cannot_know
-        self.num_evicted = dict.fromkeys(spaces, 0)
-        self._children: dict[bytes, int] = {}
+        self._orphans: dict[bytes, set[PageEntry]] = {}  # by the page before them, not here
         self._rank, self._reach = RANKS[eviction], reach
         self._leaves = EvictionQueue(
             self.pages, self._page_rank if reach is not None else self._rank
@@ -69,62 +57,68 @@ class Chains:
         slots = [spaces[name].num_slots for name in self.page_spaces if self._has_segments]
         self._protected = Protected(self.pages, min(slots, default=0), self._demote)
         self._fresh: list[PageEntry] = []  # adopted, and not offered yet: most get a child first
-        self._holders = Holders(tier)
-        self._clock = count(1)
-
-    # what is here
-
-    def present(self, space: str, page_hashes: Sequence[bytes]) -> Bools:
-        """Per page, whether the space holds it."""
-        known = self.residents[space]
-        flags = [page_hash in known for page_hash in page_hashes]
-        return np.array(flags, dtype=np.bool_)
-
-    def slots(self, space: str, page_hashes: Iterable[bytes]) -> list[int]:
-        """Slots of pages that are all here."""
-        known = self.residents[space]
-        return [known[page_hash].slot for page_hash in page_hashes]
-
-    def degraded(self, space: str, page_hashes: Iterable[bytes]) -> list[bool]:
-        known = self.residents[space]
-        return [known[page_hash].degraded for page_hash in page_hashes]
-
-    def num_free(self, space: str) -> int:
-        """Slots that nobody uses."""
-        return self._spaces[space].num_free
 
     def num_children(self, page_hash: bytes) -> int:
         """Pages here that continue a page."""
-        return self._children.get(page_hash, 0)
+        page = self.pages.get(page_hash)
+        return page.children if page is not None else len(self._orphans.get(page_hash, ()))
 
-    def held(self) -> dict[str, dict[str, int]]:
-        """Holder -> index space -> locks on its slots. ``slots``: handed out, nothing's yet."""
-        held = self._holders.snapshot()
-        out = {
-            n: s.num_slots - s.num_free - len(self.residents[n]) for n, s in self._spaces.items()
-        }
-        taken = {space: number for space, number in out.items() if number > 0}
-        return {**held, "slots": taken} if taken else held
+    def adopt_pages(
+        self,
+        scope: str,
+        pages: Sequence[Link],
+        slots: Mapping[str, Sequence[int]],
+        degraded: Mapping[str, Sequence[bool]] | None = None,
+    ) -> list[PageEntry]:
+        """Take over the slots of some pages, or free them where a page is here already.
 
-    # chains
+        Args:
+            scope: Whose chain they are of.
+            pages: Each page's hash and its parent's, in prefix order.
+            slots: Index space -> one slot per page, for every space that keeps every page.
+            degraded: Per slot, whether its optional pools hold nothing; None: no slot's do.
 
-    def adopt_page(self, page: PageEntry, slots: Mapping[str, Resident]) -> PageEntry:
-        """Take over the slots of one page, or free them where the page is here already."""
-        known = self.pages.get(page.page_hash)
-        if known is not None:
-            for space, resident in slots.items():
-                self._spaces[space].free([resident.slot])
-            return known
-        now = next(self._clock)
-        entry = PageEntry(page.page_hash, page.parent, page.scope, arrived=now, last_use=now)
-        for space in self.page_spaces:
-            self.residents[space][page.page_hash] = slots[space]
-        self.pages[page.page_hash] = entry
-        self._children[page.parent] = self._children.get(page.parent, 0) + 1
+        Returns:
+            The pages as they are here.
+        """
+        spaces = self.page_spaces
+        ids = zip(*(slots[space] for space in spaces), strict=True)
+        whole = repeat((False,) * len(spaces))
+        flags = whole if degraded is None else zip(*(degraded[s] for s in spaces), strict=True)
+        found: list[PageEntry] = []
+        above: PageEntry | None = None
+        for (page_hash, parent), own, one_degraded in zip(pages, ids, flags, strict=False):
+            page = self.pages.get(page_hash)
+            if page is None:
+                page = PageEntry(page_hash, parent, scope, own, one_degraded)
+                if above is None or above.page_hash != parent:
+                    above = self.pages.get(parent)
+                self._insert(page, above)
+            else:
+                self.give_back({space: [slot] for space, slot in zip(spaces, own, strict=True)})
+            found.append(page)
+            above = page
+        return found
+
+    def _insert(self, page: PageEntry, above: PageEntry | None) -> None:
+        """Put a page behind the one that it continues; None: that one is not here."""
+        self.pages[page.page_hash] = page
+        page.arrived = page.last_use = next(self._clock)
+        fresh = self._fresh
+        if above is None:
+            self._orphans.setdefault(page.parent, set()).add(page)
+        else:
+            page.above = above
+            above.children += 1
+            if fresh and fresh[-1] is above:
+                fresh.pop()  # no leaf any more
+        fresh.append(page)
+        for child in self._orphans.pop(page.page_hash, ()):
+            child.above = page
+            page.children += 1
         if self._reach is not None:
             self._reach.add_page(page.page_hash, page.parent)
-        self._fresh.append(entry)
-        return entry
+        self.changes += 1
 
     def lock(self, pages: Sequence[PageEntry], holder: str) -> None:
         """Keep pages from being evicted until ``unlock``."""
@@ -136,7 +130,7 @@ class Chains:
     def unlock(self, pages: Sequence[PageEntry], holder: str) -> None:
         for space in self.page_spaces:
             self._holders.add(holder, space, -len(pages))
-        children = self._children
+        leaves = self._leaves
         for page in pages:
             page.locks -= 1
             if page.locks < 0:
@@ -144,8 +138,8 @@ class Chains:
                     f"{self.tier}: {holder} releases a page that nobody locks; "
                     f"held: {self._holders.snapshot() or 'nothing'}"
                 )
-            if not page.locks and page.page_hash not in children:  # _offer, for each page of many
-                self._leaves.offer(page.page_hash, page)
+            if not page.locks and not page.children:
+                leaves.offer(page.page_hash, page)
 
     def touch(self, page_hashes: Sequence[bytes], *, hit: bool = False) -> None:
         """A prefix was used: the last page of it that is here, and so all before it, are recent.
@@ -175,39 +169,38 @@ class Chains:
             self._leaves.offer(page.page_hash, page)
 
     def _is_leaf(self, page: PageEntry) -> bool:
-        return not page.locks and page.page_hash not in self._children
+        return not page.locks and not page.children
 
     def _page_rank(self, page: PageEntry) -> Rank:
         return (self._reach is None or self._reach.useful(page.page_hash), self._rank(page))
 
     def _offer_fresh(self) -> None:
         for page in self._fresh:
-            self._offer(page)
+            if page.is_here:
+                self._offer(page)
         self._fresh.clear()
 
     def _evict_pages(self, _space: str, number: int) -> int:
         """Evict up to so many pages; returns how many."""
         self._offer_fresh()
-        slots: dict[str, list[int]] = {space: [] for space in self.page_spaces}
-        evicted, leaves = 0, self._leaves
+        leaves, evicted = self._leaves, list[PageEntry]()
         parent: PageEntry | None = None
-        while evicted < number:
+        while len(evicted) < number:
             page = leaves.offer_and_pop(parent.page_hash, parent) if parent else leaves.pop()
             parent = None
             if page is None:
                 break
-            if not self._is_leaf(page):
-                continue  # offered again when it becomes one
+            if page.locks or page.children:
+                continue  # offered again when it becomes a leaf
             if self._refuses(page):
                 self._offer(page)
                 break
-            parent = self._drop_page(page, slots)
-            evicted += 1
+            parent = self._drop_page(page)
+            evicted.append(page)
         if parent is not None:
             self._offer(parent)
-        for space, ids in slots.items():
-            self._spaces[space].free(ids)
-        return evicted
+        self._free_pages(evicted)
+        return len(evicted)
 
     def _refuses(self, entry: PageEntry | Checkpoint) -> bool:
         """Whether something has to be saved before it goes."""
@@ -216,48 +209,42 @@ class Chains:
             return True
         return False
 
-    def _drop_page(self, page: PageEntry, slots: Mapping[str, list[int]]) -> PageEntry | None:
-        """Forget a leaf.
-
-        Args:
-            page: The leaf.
-            slots: Where its slots are appended, for the caller to free.
+    def _drop_page(self, page: PageEntry) -> PageEntry | None:
+        """Forget a leaf; the caller frees its slots.
 
         Returns:
             Its parent, where that has become a leaf, for the caller to offer.
         """
-        stored = None if self._reach is None else self.stored(page.page_hash)
-        del self.pages[page.page_hash]
-        self._protected.drop(page.page_hash)
-        for space, ids in slots.items():
-            ids.append(self._drop(space, page.page_hash))
-        children = self._children[page.parent] - 1
-        if children:
-            self._children[page.parent] = children
+        page_hash, above = page.page_hash, page.above
+        stored = None if self._reach is None else self.stored(page_hash)
+        del self.pages[page_hash]
+        page.is_here = False
+        if self._has_segments:
+            self._protected.drop(page_hash)
+        if above is None:
+            orphans = self._orphans[page.parent]
+            orphans.remove(page)
+            if not orphans:
+                del self._orphans[page.parent]
         else:
-            del self._children[page.parent]
-        parent = self.pages.get(page.parent)
-        if parent is not None:
-            parent.inherit(page)
+            page.above = None
+            above.children -= 1
+            above.inherit(page)
         if self._reach is not None:
-            self._reach.drop_page(page.page_hash, stored=stored)
-        return parent if parent is not None and self._is_leaf(parent) else None
+            self._reach.drop_page(page_hash, stored=stored)
+        return above if above is not None and self._is_leaf(above) else None
+
+    def _free_pages(self, pages: Sequence[PageEntry]) -> None:
+        """Free the slots of pages that were forgotten."""
+        hashes = [page.page_hash for page in pages]
+        for place, space in enumerate(self.page_spaces if pages else ()):
+            self._spaces[space].free([page.slots[place] for page in pages])
+            self._gone(space, hashes)
 
     def _found_useless(self, page_hash: bytes) -> None:
         page = self.pages.get(page_hash)
         if page is not None:
             self._offer(page)
-
-    def _drop(self, space: str, page_hash: bytes) -> int:
-        """Forget what a slot holds; returns the slot."""
-        resident = self.residents[space].pop(page_hash)
-        self.num_evicted[space] += 1
-        self.on_evict(space, page_hash)
-        return resident.slot
-
-
-def _tell_nobody(_space: str, _page_hash: bytes) -> None:
-    """Nobody has asked to be told of evictions."""
 
 
 def _cannot_know(_page_hash: bytes) -> None:

@@ -128,19 +128,18 @@ class _Operation:
 
     def adopt_pages(self) -> list[PageEntry]:
         """Pages of the chain that were not in the device tier."""
-        device, prompt, adopted = self._device, self._prompt, []
-        if not device.page_spaces:
+        device, prompt, first = self._device, self._prompt, self.first
+        hashes = prompt.hashes[first:]
+        fresh = [page for page, name in enumerate(hashes) if name not in device.pages]
+        if not device.page_spaces or not fresh:
             return []
-        for page, page_hash in enumerate(prompt.hashes[self.first :]):
-            if page_hash in device.pages:
-                continue
-            own = {space: self._slots.pages[space][page] for space in device.page_spaces}
-            entry = PageEntry(page_hash, prompt.parent(self.first + page), prompt.scope)
-            residents = {space: Resident(slot) for space, slot in own.items()}
-            adopted.append(device.adopt_page(entry, residents))
-            for space, slot in own.items():
-                self._taken[space].add(slot)
-        return adopted
+        chain = [(hashes[page], prompt.parent(first + page)) for page in fresh]
+        own = {}
+        for space in device.page_spaces:
+            slots = self._slots.pages[space]
+            own[space] = [slots[page] for page in fresh]
+            self._taken[space].update(own[space])
+        return device.adopt_pages(prompt.scope, chain, own)
 
     def checkpoint(self, tokens: int, state: Mapping[str, int] | None) -> Checkpoint | None:
         """A boundary with all that it keeps; None where some of it is not in the device tier."""
@@ -167,7 +166,8 @@ class _Operation:
         """Leave with the slots what the cache did not take."""
         taken, slots = self._taken, self._slots
         for space, ids in slots.pages.items():
-            slots.pages[space] = [slot for slot in ids if slot not in taken[space]]
+            has_all = len(taken[space]) == len(ids)
+            slots.pages[space] = [] if has_all else [i for i in ids if i not in taken[space]]
         left = [{n: slot for n, slot in s.items() if slot not in taken[n]} for s in slots.states]
         slots.states = [state for state in left if state]
 

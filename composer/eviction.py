@@ -14,7 +14,7 @@ Rank = tuple[Any, ...]  # what goes first ranks lowest
 PROTECTED_SHARE = 0.8  # of a tier, for what was hit, under slru
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Use:
     """When something came and was used, by the tier's own clock.
 

@@ -27,7 +27,8 @@ class Explain:
         self._tiers, self._prompt = tiers, prompt
         self._plan, self._controller = tiers.plan, tiers.controller
         with tiers.lock:
-            self._here = {t: tiers.present(t, prompt.hashes) for t in ("device", "host")}
+            here = tiers.look(prompt.hashes)
+            self._here = {"device": here.device, "host": here.host}
             self._held = {tier.tier: tier.held() for tier in (tiers.device, tiers.host)}
             self._free = {
                 tier.tier: {space: tier.num_free(space) for space in tiers.spaces}

@@ -38,9 +38,11 @@ class HeldBack:
             if page_hash in device.checkpoints:
                 self.checkpoints.setdefault(page_hash, 0)
 
-    def forget(self, page_hash: bytes) -> bool:
-        """The device tier gave a page up; whether it was held back."""
-        return self.pages.pop(page_hash, None) is not None
+    def forget(self, page_hashes: Iterable[bytes]) -> int:
+        """The device tier gave pages up; how many of them were held back."""
+        if not self.pages:
+            return 0
+        return sum(self.pages.pop(page_hash, None) is not None for page_hash in page_hashes)
 
     def forget_checkpoint(self, page_hash: bytes) -> bool:
         """The device tier gave a boundary up; whether it was held back."""
@@ -80,5 +82,5 @@ class HeldBack:
         chain, page = [], self._device.pages.get(page_hash)
         while page is not None:
             chain.append(page)
-            page = self._device.pages.get(page.parent)
+            page = page.above
         return chain[::-1]

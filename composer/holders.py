@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from composer.errors import InvariantError
 
 
@@ -12,7 +10,7 @@ class Holders:
 
     def __init__(self, tier: str) -> None:
         self._tier = tier
-        self._locks: dict[str, Counter[str]] = {}
+        self._locks: dict[tuple[str, str], int] = {}
 
     def add(self, holder: str, space: str, number: int) -> None:
         """``holder`` has so many locks more; fewer where negative.
@@ -20,11 +18,9 @@ class Holders:
         Raises:
             InvariantError: It would have fewer than none.
         """
-        locks = self._locks.setdefault(holder, Counter())
-        locks[space] += number
-        if locks[space] < 0:
-            left = locks[space]
-            locks[space] = 0
+        left = self._locks.get((holder, space), 0) + number
+        self._locks[holder, space] = max(left, 0)
+        if left < 0:
             raise InvariantError(
                 f"{self._tier}: {holder} has {left} locks in {space} (released twice?); "
                 f"held: {self.snapshot() or 'nothing'}"
@@ -32,5 +28,8 @@ class Holders:
 
     def snapshot(self) -> dict[str, dict[str, int]]:
         """Holder -> index space -> locks, without those who hold nothing."""
-        held = {name: dict(+locks) for name, locks in self._locks.items()}
-        return {name: locks for name, locks in held.items() if locks}
+        held: dict[str, dict[str, int]] = {}
+        for (holder, space), number in self._locks.items():
+            if number:
+                held.setdefault(holder, {})[space] = number
+        return held

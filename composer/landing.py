@@ -9,7 +9,7 @@ from composer.group import Reservation
 from composer.load_back import Step
 from composer.lookup import Prompt, Tiers
 from composer.pins import Pins
-from composer.residency import Checkpoint, PageEntry, Residency, Resident
+from composer.residency import Checkpoint, Residency, Resident
 from composer.transfer import PoolTransfer
 
 Wanted = Mapping[str, list[bytes]]  # index space -> page hashes
@@ -96,25 +96,22 @@ class Landing:
         """Device slots of all that is wanted, there already or coming. Under the caches' lock."""
         device, found = self._tiers.device, {}
         for space, hashes in self._wanted.items():
-            coming = dict(zip(self._coming.get(space, ()), self._taken.get(space, ()), strict=True))
-            if not coming:
+            if space not in self._coming:
                 found[space] = device.slots(space, hashes)
                 continue
-            known = device.residents[space]
-            found[space] = [coming[h] if h in coming else known[h].slot for h in hashes]
+            coming = dict(zip(self._coming[space], self._taken[space], strict=True))
+            here = iter(device.slots(space, [one for one in hashes if one not in coming]))
+            found[space] = [coming[one] if one in coming else next(here) for one in hashes]
         return found
 
     def degraded(self) -> tuple[str, ...]:
         """Optional pools that some wanted page lacks. Under the caches' lock."""
         tiers, names = self._tiers, []
-        for space, hashes in self._wanted.items():
-            optional = [a for a in tiers.plan.spaces[space].arenas if not a.required]
-            if not optional:
-                continue
-            coming = set(self._coming.get(space, ()))
+        for space, optional in tiers.optional.items():
+            hashes, coming = self._wanted[space], set(self._coming.get(space, ()))
             here = [page_hash for page_hash in hashes if page_hash not in coming]
             if any(tiers.device.degraded(space, here) + tiers.host.degraded(space, coming)):
-                names += [pool.name for arena in optional for pool in arena.pools]
+                names += optional
         return tuple(names)
 
     def end(self, error: BaseException | None) -> None:
@@ -172,12 +169,22 @@ def adopt(
         failed: Pages that should be among them, and are not, in some space that keeps every page.
     """
     end = min(failed, default=len(prompt.hashes))
-    for page in sorted({page for space in tier.page_spaces for page in slots.get(space, ())}):
-        own = {s: slots[s][page] for s in tier.page_spaces if page in slots.get(s, {})}
-        if page < end and len(own) == len(tier.page_spaces):
-            tier.adopt_page(PageEntry(prompt.hashes[page], prompt.parent(page), prompt.scope), own)
+    whole, paged = [], tier.page_spaces
+    for page in sorted({page for space in paged for page in slots.get(space, ())}):
+        own = {s: slots[s][page] for s in paged if page in slots.get(s, {})}
+        if page < end and len(own) == len(paged):
+            whole.append(page)
         else:
             tier.give_back({space: [one.slot] for space, one in own.items()})
+    if whole:
+        chain = [(prompt.hashes[page], prompt.parent(page)) for page in whole]
+        given = {space: [slots[space][page] for page in whole] for space in paged}
+        tier.adopt_pages(
+            prompt.scope,
+            chain,
+            {space: [one.slot for one in found] for space, found in given.items()},
+            {space: [one.degraded for one in found] for space, found in given.items()},
+        )
     for space in tier.trailing:
         for page, resident in slots.get(space, {}).items():
             tier.adopt_trailing(space, prompt.hashes[page], resident)
@@ -191,6 +198,8 @@ def adopt(
 
 def add_checkpoint(tier: Residency, prompt: Prompt, wanted: Wanted) -> None:
     """Let a boundary keep what trails, where this tier holds all of what is ``wanted`` there."""
+    if not tier.trailing:
+        return
     holds = {space: tuple(wanted[space]) for space in tier.trailing}
     held = [hashes for hashes in holds.values() if hashes]
     if held and all(tier.present(space, hashes).all() for space, hashes in holds.items()):

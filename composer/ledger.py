@@ -11,12 +11,6 @@ FIRST_REST = 6  # times ``reprove_s``
 
 
 @dataclass(slots=True)
-class _Written:
-    scope: str
-    asked_at: float | None = None
-
-
-@dataclass(slots=True)
 class _Resting:
     scope: str
     until: float
@@ -39,7 +33,8 @@ class Ledger:
         self.num_written = self.num_saved = self.num_lost = self.num_coming = 0
         self._reprove_s, self._clock = reprove_s, clock
         self._unwritten: dict[Slot, str] = {}
-        self._unproven: dict[Slot, _Written] = {}
+        self._unproven: dict[Slot, str] = {}
+        self._asked_at: dict[Slot, float] = {}  # of the unproven
         self._resting: dict[Slot, _Resting] = {}
         self._failed: set[Slot] = set()  # of the unwritten: nobody is about to write them
         self._num_losses: dict[Slot, int] = {}  # in a row
@@ -75,10 +70,11 @@ class Ledger:
     def to_ask(self) -> dict[Slot, str]:
         """Written slots to look for now, with their scopes: each once per ``reprove_s``."""
         now, due = self._clock(), {}
-        for slot, written in self._unproven.items():
-            if written.asked_at is None or now - written.asked_at >= self._reprove_s:
-                written.asked_at = now
-                due[slot] = written.scope
+        for slot, scope in self._unproven.items():
+            asked_at = self._asked_at.get(slot)
+            if asked_at is None or now - asked_at >= self._reprove_s:
+                self._asked_at[slot] = now
+                due[slot] = scope
         return due
 
     def wake(self) -> bool:
@@ -89,56 +85,70 @@ class Ledger:
             self._set_unwritten(slot, self._resting.pop(slot).scope)
         return bool(rested)
 
-    def expect(self, slots: Iterable[Slot], scope: str) -> None:
+    def expect(self, space: str, page_hashes: Iterable[bytes], scope: str) -> None:
         """Slots that have to be written."""
-        for slot in slots:
-            if slot not in self._unproven:
-                self._unwritten[slot] = scope
+        unproven, unwritten = self._unproven, self._unwritten
+        for page_hash in page_hashes:
+            slot = (space, page_hash)
+            if slot not in unproven:
+                unwritten[slot] = scope
 
     def lose(self, slots: Iterable[Slot], scope: str) -> None:
         """Slots that storage does not have and that are wanted there: written again at once."""
         for slot in slots:
-            self.forget(slot)
+            self._forget(slot)
             self._set_unwritten(slot, scope)
 
-    def refused(self, slot: Slot) -> None:
-        """The store did not take a slot."""
-        if slot in self._unwritten:
-            self._failed.add(slot)
+    def refused(self, space: str, page_hashes: Iterable[bytes]) -> None:
+        """The store did not take these slots."""
+        for page_hash in page_hashes:
+            if (space, page_hash) in self._unwritten:
+                self._failed.add((space, page_hash))
 
-    def wrote(self, slot: Slot, *, seen: bool) -> None:
-        """The store took a slot, or (``seen``) was found to have it."""
-        scope = self._unwritten.pop(slot, None)
-        self._failed.discard(slot)
-        if scope is not None:
+    def wrote(self, space: str, page_hashes: Iterable[bytes], seen: Iterable[bool]) -> None:
+        """The store took these slots, or (``seen``) was found to have them."""
+        unwritten, unproven, failed = self._unwritten, self._unproven, self._failed
+        for page_hash, was_seen in zip(page_hashes, seen, strict=True):
+            slot = (space, page_hash)
+            scope = unwritten.pop(slot, None)
+            if failed:
+                failed.discard(slot)
+            if scope is None:
+                continue
             self.num_written += 1
-            if seen:
+            if was_seen:
                 self._saved(slot)
             else:
-                self._unproven[slot] = _Written(scope)
+                unproven[slot] = scope
 
     def asked(self, slot: Slot, *, seen: bool) -> None:
         """A written slot was looked for."""
-        written = self._unproven.pop(slot, None)
-        if written is None:
+        scope = self._unproven.pop(slot, None)
+        self._asked_at.pop(slot, None)
+        if scope is None:
             return
         if seen:
             self._saved(slot)
             return
         losses = self._num_losses[slot] = self._num_losses.get(slot, 0) + 1
         if losses == 1:
-            self._set_unwritten(slot, written.scope)
+            self._set_unwritten(slot, scope)
         else:
             rest_s = FIRST_REST * self._reprove_s * 2.0 ** min(losses - 2, 32)
-            self._resting[slot] = _Resting(written.scope, self._clock() + rest_s)
+            self._resting[slot] = _Resting(scope, self._clock() + rest_s)
 
-    def forget(self, slot: Slot) -> bool:
-        """The host tier gave a slot up. True: storage was still to get it."""
+    def forget(self, space: str, page_hashes: Iterable[bytes]) -> list[bytes]:
+        """The host tier gave slots up; those that storage was still to get."""
+        return [one for one in page_hashes if self._forget((space, one))]
+
+    def _forget(self, slot: Slot) -> bool:
         lost = self._unwritten.pop(slot, None) is not None
-        self._failed.discard(slot)
         self._unproven.pop(slot, None)
-        self._resting.pop(slot, None)
-        self._num_losses.pop(slot, None)
+        for others in (self._asked_at, self._resting, self._num_losses):
+            if others:
+                others.pop(slot, None)
+        if lost:
+            self._failed.discard(slot)
         return lost
 
     def _set_unwritten(self, slot: Slot, scope: str) -> None:

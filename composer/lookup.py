@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import compress
+from operator import or_
 from threading import RLock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,7 @@ from composer.schema import EvictionPolicy
 from composer.transfer import PoolTransfer
 
 TIERS = ("device", "host", "storage")  # fastest first
+Presence = Mapping[str, Bools]  # index space -> per page, whether it is held
 
 
 class Tiers:
@@ -47,22 +50,54 @@ class Tiers:
         # the anchor first: hits are counted on it
         self.spaces = sorted(plan.spaces, key=lambda name: name != plan.spec.anchor)
 
-    def present(self, tier: str, page_hashes: list[bytes]) -> dict[str, Bools]:
-        """Per index space and page, whether the device or the host tier holds it."""
-        residency: Residency = getattr(self, tier)
-        return {space: residency.present(space, page_hashes) for space in self.spaces}
+        optional = {n: [a for a in s.arenas if not a.required] for n, s in plan.spaces.items()}
+        # space -> pools that a prefix may lack, where there are any
+        self.optional = {n: [p.name for a in o for p in a.pools] for n, o in optional.items() if o}
+        self._windows = [(name, plan.spaces[name].window_pages) for name in self.spaces]
 
-    def requirements(self, presence: Iterable[Mapping[str, Bools]]) -> list[Requirement]:
+    def look(self, page_hashes: Sequence[bytes], before: Here | None = None) -> Here:
+        """What the device and the host tier hold of some pages.
+
+        Args:
+            page_hashes: The pages.
+            before: What they held of these, and perhaps of more behind them, at an earlier look.
+        """
+        changes = self.device.changes + self.host.changes
+        if before is None or before.changes != changes:
+            both = self.device.presence(page_hashes), self.host.presence(page_hashes)
+            return Here(changes, len(page_hashes), *both)
+        return before.head(len(page_hashes))
+
+    def requirements(self, presence: Iterable[Presence]) -> list[Requirement]:
         """What every index space demands of a prefix, given what any of the tiers hold."""
         maps = list(presence)
         return [
-            Requirement(
-                space,
-                np.logical_or.reduce([one[space] for one in maps]),
-                self.plan.spaces[space].window_pages,
-            )
-            for space in self.spaces
+            Requirement(space, reduce(or_, [one[space] for one in maps]), window)
+            for space, window in self._windows
         ]
+
+
+class Here(NamedTuple):
+    """What the device and the host tier held of some pages, ``changes`` after their start."""
+
+    changes: int
+    num_pages: int
+    device: Presence
+    host: Presence
+
+    def head(self, num_pages: int) -> Here:
+        """The same of the first pages."""
+        if num_pages == self.num_pages:
+            return self
+        device, host = (
+            {space: flags[:num_pages] for space, flags in one.items()}
+            for one in (self.device, self.host)
+        )
+        return Here(self.changes, num_pages, device, host)
+
+    def tiers(self, stored: Presence) -> dict[str, Presence]:
+        """Everything by tier, fastest first."""
+        return {"device": self.device, "host": self.host, "storage": stored}
 
 
 @dataclass(frozen=True)
@@ -107,6 +142,7 @@ class Match:
         limit: Pages that may match at all: the prompt's full pages, or ``max_tokens``.
         stored: Per index space and page, what storage was seen to hold, and may be fetched.
         not_fetched: Why nothing is promised of what storage may hold; None: nothing is held back.
+        here: What the tiers above storage were seen to hold.
     """
 
     prompt: Prompt
@@ -115,8 +151,9 @@ class Match:
     hit_tokens: Mapping[str, int]
     shortened_by: str | None
     limit: int
-    stored: Mapping[str, Bools] = field(repr=False)
-    not_fetched: str | None = None
+    stored: Presence = field(repr=False)
+    not_fetched: str | None
+    here: Here = field(repr=False)
 
 
 class Lookup:
@@ -125,86 +162,85 @@ class Lookup:
     def __init__(self, tiers: Tiers, min_tokens: int = 0) -> None:
         self._tiers, self._min_tokens = tiers, min_tokens
         self._page_size = tiers.plan.page_size
+        self._names = {
+            (tier, space): (f"page_queries.{tier}.{space}", f"page_hits.{tier}.{space}")
+            for tier in TIERS
+            for space in tiers.spaces
+        }
 
     def match(self, prompt: Prompt, max_tokens: int | None = None) -> Match:
         """Look a prompt up; storage is asked at most once, and only for what is not here."""
         limit = len(prompt.hashes)
         if max_tokens is not None:
             limit = min(limit, max(max_tokens, 0) // self._page_size)
-        hashes = prompt.hashes[:limit]
-        with self._tiers.lock:
-            device = self._tiers.present("device", hashes)
-            host = self._tiers.present("host", hashes)
-        self._count("device", device)
-        self._count("host", host)
-        stored, not_fetched = self._fetchable(prompt, {"device": device, "host": host}, limit)
-        needs = self._tiers.requirements([device, host, stored])
+        hashes, tiers = prompt.hashes[:limit], self._tiers
+        with tiers.lock:
+            here = tiers.look(hashes)
+        self._count({"device": here.device, "host": here.host})
+        stored, not_fetched = self._fetchable(prompt, here)
+        needs = tiers.requirements([here.device, here.host, stored])
         boundary = longest(restorable_lengths(needs, limit))
-        with self._tiers.lock:
-            self._tiers.device.touch(hashes[:boundary])
-            self._tiers.host.touch(hashes[:boundary])
-        presence = {"device": device, "host": host, "storage": stored}
+        if boundary:
+            with tiers.lock:
+                tiers.device.touch(hashes[:boundary])
+                tiers.host.touch(hashes[:boundary])
         return Match(
             prompt=prompt,
             num_pages=boundary,
             num_tokens=boundary * self._page_size,
-            hit_tokens=self.count_tokens(presence, boundary),
-            shortened_by=shortened_by(needs, boundary),
+            hit_tokens=self.count_tokens(self.page_tiers(here.tiers(stored), boundary)),
+            shortened_by=shortened_by(needs, boundary) if boundary < limit else None,
             limit=limit,
             stored=stored,
             not_fetched=not_fetched,
+            here=here,
         )
 
-    def _fetchable(
-        self, prompt: Prompt, above: dict[str, dict[str, Bools]], limit: int
-    ) -> tuple[dict[str, Bools], str | None]:
+    def _fetchable(self, prompt: Prompt, here: Here) -> tuple[Presence, str | None]:
         """What storage holds of the first pages, and why it is not counted on where it is not.
 
         A promise of what would never be fetched is none.
         """
-        nothing = {space: np.zeros(limit, dtype=np.bool_) for space in self._tiers.spaces}
-        here = self._tiers.requirements(above.values())
-        known = longest(restorable_lengths(here, limit))
-        if known == limit:
-            return nothing, None
-        if (limit - known) * self._page_size >= self._min_tokens:
-            stored = self.ask_storage(prompt, here)
+        limit = here.num_pages
+        above = self._tiers.requirements([here.device, here.host])
+        known = longest(restorable_lengths(above, limit))
+        if known < limit and (limit - known) * self._page_size >= self._min_tokens:
+            stored = self.ask_storage(prompt, above)
             if not self._min_tokens:
                 return stored, None
-            needs = self._tiers.requirements([*above.values(), stored])
+            needs = self._tiers.requirements([here.device, here.host, stored])
             boundary = longest(restorable_lengths(needs, limit))
-            num_tokens = self.count_tokens({**above, "storage": stored}, boundary)["storage"]
-            if not 0 < num_tokens < self._min_tokens:
+            page_tiers = self.page_tiers(here.tiers(stored), boundary)
+            if not 0 < self.count_tokens(page_tiers)["storage"] < self._min_tokens:
                 return stored, None
+        nothing = {space: np.zeros(limit, dtype=np.bool_) for space in self._tiers.spaces}
+        if known == limit:
+            return nothing, None
         self._tiers.controller.counters.add("prefetch_below_threshold")
         return nothing, f"below threshold {self._min_tokens}"
 
-    def _count(self, tier: str, presence: Mapping[str, Bools]) -> None:
-        counts = {f"page_queries.{tier}.{space}": len(one) for space, one in presence.items()}
-        for space, flags in presence.items():
-            counts[f"page_hits.{tier}.{space}"] = int(np.count_nonzero(flags))
+    def _count(self, presence: Mapping[str, Presence]) -> None:
+        counts = {}
+        for tier, spaces in presence.items():
+            for space, flags in spaces.items():
+                queries, hits = self._names[tier, space]
+                counts[queries] = len(flags)
+                counts[hits] = int(np.count_nonzero(flags))
         self._tiers.controller.counters.add_all(counts)
 
-    def count_tokens(
-        self, presence: Mapping[str, Mapping[str, Bools]], boundary: int
-    ) -> dict[str, int]:
-        """Tokens of a prefix by the fastest tier that holds them."""
-        tiers = self.page_tiers(presence, boundary)
-        return {
-            tier: int(np.count_nonzero(tiers == index)) * self._page_size
-            for index, tier in enumerate(TIERS)
-        }
+    def count_tokens(self, page_tiers: npt.NDArray[np.int8]) -> dict[str, int]:
+        """Tokens by the fastest tier that holds them, of pages as ``page_tiers`` tells them."""
+        counts = np.bincount(page_tiers, minlength=len(TIERS)).tolist()
+        return {tier: n * self._page_size for tier, n in zip(TIERS, counts, strict=False)}
 
-    def page_tiers(
-        self, presence: Mapping[str, Mapping[str, Bools]], boundary: int
-    ) -> npt.NDArray[np.int8]:
+    def page_tiers(self, presence: Mapping[str, Presence], boundary: int) -> npt.NDArray[np.int8]:
         """Per page of a prefix, the fastest tier (index in TIERS) that holds its anchor page.
 
         Without an anchor every page counts where the state is.
         """
         space = self._tiers.spaces[0]
         tiers = np.full(boundary, len(TIERS), dtype=np.int8)
-        for index in reversed(range(len(TIERS))):
+        for index in reversed(range(len(TIERS))) if boundary else ():
             tiers[presence[TIERS[index]][space][:boundary]] = index
         if boundary and self._tiers.plan.spaces[space].window_pages is not None:
             tiers[:] = tiers[-1]
@@ -224,5 +260,5 @@ class Lookup:
         for result in results:
             stored[result.pool][asked[result.pool]] = result.ok
         if self._tiers.controller.backend is not None:
-            self._count("storage", {one.pool: one.ok for one in results if len(one.ok)})
+            self._count({"storage": {one.pool: one.ok for one in results if len(one.ok)}})
         return stored

@@ -68,15 +68,16 @@ class Losses:
         """What has to go on once more, in batches of one chain each."""
         return self.again.take_all()
 
-    def _left_host(self, space: str, page_hash: bytes) -> None:
-        """The host tier gave a slot up; what storage never had may still be in the device tier."""
-        if self.ledger.forget((space, page_hash)) and not self._only_device(space, [page_hash]):
-            self.ledger.num_lost += 1
+    def _left_host(self, space: str, page_hashes: Sequence[bytes]) -> None:
+        """The host tier gave slots up; what storage never had may still be in the device tier."""
+        for page_hash in self.ledger.forget(space, page_hashes):
+            if not self._only_device(space, [page_hash]):
+                self.ledger.num_lost += 1
 
-    def _left_device(self, space: str, page_hash: bytes) -> None:
+    def _left_device(self, space: str, page_hashes: Sequence[bytes]) -> None:
         if space in self._tiers.device.page_spaces:
-            self._held_back.forget(page_hash)
-            self._count("pages", self.again.forget(page_hash))
+            self._held_back.forget(page_hashes)
+            self._count("pages", self.again.forget(page_hashes))
 
     def _dropped(self, page_hash: bytes) -> None:
         self._held_back.forget_checkpoint(page_hash)
@@ -96,6 +97,6 @@ class Losses:
         self.again.add((), (one for one in kept if one not in held_back.checkpoints))
         return bool(kept)
 
-    def _count(self, kind: str, lost: bool) -> None:
+    def _count(self, kind: str, lost: int) -> None:
         if lost:
-            self._tiers.controller.counters.add(f"backups_lost.{kind}")
+            self._tiers.controller.counters.add(f"backups_lost.{kind}", lost)

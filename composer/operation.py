@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from composer.boundary import Bools, longest, restorable_lengths, shortened_by
+from composer.boundary import Bools, Requirement, longest, restorable_lengths, shortened_by
 from composer.group import Reservation
 from composer.landing import Landing, add_checkpoint
 from composer.lease import Lease
 from composer.load_back import Load
-from composer.lookup import TIERS, Lookup, Match, Tiers
+from composer.lookup import TIERS, Lookup, Match, Presence, Tiers
 from composer.pins import Pins
 from composer.prefetch import Fetch, Patience, Plan, Prefetcher
 from composer.report import Report
@@ -36,37 +36,42 @@ class Operation:
         self._controller = tiers.controller
         self.boundary = match.num_pages
         self._hashes = match.prompt.hashes[: match.num_pages]
-        self._stored = {s: flags[: match.num_pages] for s, flags in match.stored.items()}
-        self._pins = {"device": Pins(tiers.device, "restore"), "host": Pins(tiers.host, "restore")}
+        self._stored: Presence = {s: f[: match.num_pages] for s, f in match.stored.items()}
+        self._here = match.here.head(match.num_pages)
+        self._pins: Sequence[Pins] = ()  # of the device and of the host tier
+        self._pinned: tuple[int, int] | None = None  # at what boundary, after how many changes
         self._prefetcher = prefetcher
         self._fetch: Fetch | None = None
         self._others: list[Fetch] = []
         self._cut: str | None = None
         self._late: str | None = None
-        self._at_start: dict[str, dict[str, Bools]] = {}
+        self._at_start: dict[str, Presence] = {}
         self._from: dict[str, dict[str, list[int]]] = {"host": {}, "device": {}}  # pages to fetch
         self._taken: dict[str, Reservation] = {"host": {}, "device": {}}
 
     def stay(self) -> Landing | None:
         """Keep the prefix where the device tier has all of it; None: something has to move."""
-        tiers, wanted = self._tiers, self._wanted(self.boundary)
+        tiers = self._tiers
         with tiers.lock:
-            for space, hashes in wanted.items():
-                if not all(map(tiers.device.residents[space].__contains__, hashes)):
-                    return None
+            here = tiers.look(self._hashes, self._here)
+            if self._missing_pages(tiers.requirements([here.device])):
+                return None
+            wanted = self._wanted(self.boundary)
             landing = Landing(tiers, self._prompt, wanted, {}, {}, ())
             landing.end(None)
-        flags = {tier: np.full(self.boundary, tier == "device") for tier in TIERS}
-        self._at_start = {tier: dict.fromkeys(wanted, here) for tier, here in flags.items()}
+        self._at_start = here.tiers(self._stored)
         return landing
 
     def look_again(self, lookup: Lookup) -> None:
         """Ask storage for what has been evicted from the tiers above it since the match."""
-        with self._tiers.lock:
-            now = self._present()
-        needs = self._tiers.requirements(now.values())
+        tiers = self._tiers
+        with tiers.lock:
+            now = tiers.look(self._hashes, self._here)
+        if now is self._here:
+            return
+        needs = tiers.requirements([now.device, now.host, self._stored])
         if longest(restorable_lengths(needs, len(self._hashes)), self.boundary) < self.boundary:
-            here = self._tiers.requirements([now["device"], now["host"]])
+            here = tiers.requirements([now.device, now.host])
             self._stored = lookup.ask_storage(self._prompt, here)
 
     def await_coming(self, patience: Patience) -> None:
@@ -122,8 +127,7 @@ class Operation:
     def land(self) -> Landing:
         """Hand over what is reserved and pinned."""
         taken, self._taken["device"] = self._taken["device"], {}
-        pins = (self._pins["device"], self._pins["host"])
-        self._pins = {}
+        pins, self._pins = self._pins, ()
         wanted = self._wanted(self.boundary)
         return Landing(self._tiers, self._prompt, wanted, self._from["device"], taken, pins)
 
@@ -136,13 +140,14 @@ class Operation:
                 tier.touch(self._hashes[:boundary], hit=True)
             slots, degraded = landing.slots(), landing.degraded()
         spaces = tiers.plan.spaces
+        page_tiers = lookup.page_tiers(self._at_start, boundary)
         lease = Lease(
             num_pages=boundary,
             num_tokens=boundary * tiers.plan.page_size,
             pages={s: ids for s, ids in slots.items() if not spaces[s].is_state},
             states={s: ids[-1] for s, ids in slots.items() if spaces[s].is_state and ids},
-            hit_tokens=lookup.count_tokens(self._at_start, boundary),
-            page_tiers=lookup.page_tiers(self._at_start, boundary),
+            hit_tokens=lookup.count_tokens(page_tiers),
+            page_tiers=page_tiers,
             shortened_by=self._cut or self._match.shortened_by,
             degraded=degraded,
             report=self.report(),
@@ -173,13 +178,11 @@ class Operation:
         with self._tiers.lock:
             self._tiers.host.give_back(self._taken["host"])
             self._tiers.device.give_back(self._taken["device"])
-            for pins in self._pins.values():
-                pins.release()
+            self._unpin()
 
-    def _present(self) -> dict[str, dict[str, Bools]]:
-        tiers = self._tiers
-        here = {tier: tiers.present(tier, self._hashes) for tier in ("device", "host")}
-        return {**here, "storage": self._stored}
+    def _present(self) -> dict[str, Presence]:
+        self._here = self._tiers.look(self._hashes, self._here)
+        return self._here.tiers(self._stored)
 
     def _wanted(self, boundary: int) -> dict[str, list[bytes]]:
         return {
@@ -205,17 +208,14 @@ class Operation:
             presence = self._present()
             needs = self._tiers.requirements([presence[name] for name in sources])
             allowed = restorable_lengths(needs, len(self._hashes))
-            if longest(allowed, self.boundary) < self.boundary:
+            reach = longest(allowed, self.boundary)
+            if reach < self.boundary:
                 by = shortened_by(needs, longest(allowed)) or self._tiers.spaces[0]
-                self._cut = self._late or by
-                self.boundary = longest(allowed, self.boundary)
-            wanted = self._wanted(self.boundary)
-            for pins in self._pins.values():
-                pins.add(wanted)
+                self._cut, self.boundary = self._late or by, reach
+            self._pin()
             have = [presence[name] for name in sources[: sources.index(tier.tier) + 1]]
-            missing = {s: ~np.logical_or.reduce([one[s] for one in have]) for s in wanted}
-            pages = {space: self._missing_pages(space, flags) for space, flags in missing.items()}
-            counts = {space: len(found) for space, found in pages.items() if found}
+            pages = self._missing_pages(self._tiers.requirements(have))
+            counts = {space: len(found) for space, found in pages.items()}
             too_many = most is not None and any(n > most[space] for space, n in counts.items())
             taken = None if too_many else tier.take(counts)
             if taken is not None:
@@ -225,14 +225,36 @@ class Operation:
                 return tier.refused
             self._cut = "prefetch_host_share" if too_many else f"{tier.tier}_capacity"
             self._controller.counters.add(f"shortened.{self._cut}")
+            missing = {need.name: ~need.present for need in self._tiers.requirements(have)}
             self.boundary = self._fitting(tier, missing, allowed, most)
-            for pins in self._pins.values():
+            self._unpin()
+
+    def _pin(self) -> None:
+        """Keep in both tiers what the boundary needs, as far as it is there."""
+        state = (self.boundary, self._here.changes)
+        if state != self._pinned:
+            tiers, wanted = self._tiers, self._wanted(self.boundary)
+            before, self._pinned = self._pins, state
+            self._pins = [Pins(tier, "restore") for tier in (tiers.device, tiers.host)]
+            for pins in self._pins:
+                pins.add(wanted)
+            for pins in before:
                 pins.release()
 
-    def _missing_pages(self, space: str, missing: Bools) -> list[int]:
-        first = self._first(space, self.boundary)
-        found: list[int] = (np.flatnonzero(missing[first : self.boundary]) + first).tolist()
-        return found
+    def _unpin(self) -> None:
+        pinned, self._pins, self._pinned = self._pins, (), None
+        for pins in pinned:
+            pins.release()
+
+    def _missing_pages(self, have: Sequence[Requirement]) -> dict[str, list[int]]:
+        """Space -> pages that the boundary needs and that are not among what is there."""
+        missing: dict[str, list[int]] = {}
+        for space, present, _ in have:
+            first = self._first(space, self.boundary)
+            needed = present[first : self.boundary]
+            if not needed.all():
+                missing[space] = (np.flatnonzero(~needed) + first).tolist()
+        return missing
 
     def _fitting(
         self,

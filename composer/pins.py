@@ -26,21 +26,28 @@ class Pins:
     def add(self, wanted: Wanted) -> None:
         """Keep those of the wanted slots that are here."""
         tier = self._residency
-        spaces = (wanted.get(space, ()) for space in tier.page_spaces)
-        hashes = dict.fromkeys(chain.from_iterable(spaces))
-        pages = [page for page in map(tier.pages.get, hashes) if page is not None]
-        tier.lock(pages, self._holder)
-        self._pages += pages
+        lists = [wanted[space] for space in tier.page_spaces if wanted.get(space)]
+        hashes = lists[0] if len(lists) == 1 else dict.fromkeys(chain.from_iterable(lists))
+        found = map(tier.pages.get, hashes)
+        self.add_pages([page for page in found if page is not None])
         for space in tier.trailing:
             known = tier.residents[space]
             held = [page_hash for page_hash in wanted.get(space, ()) if page_hash in known]
-            tier.hold(space, held, self._holder)
-            self._trailing.append((space, held))
+            if held:
+                tier.hold(space, held, self._holder)
+                self._trailing.append((space, held))
+
+    def add_pages(self, pages: Sequence[PageEntry]) -> None:
+        """Keep pages, all of which are here."""
+        if pages:
+            self._residency.lock(pages, self._holder)
+            self._pages += pages
 
     def release(self) -> None:
         """Let go of everything. Idempotent."""
         pages, self._pages = self._pages, []
         trailing, self._trailing = self._trailing, []
-        self._residency.unlock(pages[::-1], self._holder)
+        if pages:
+            self._residency.unlock(pages[::-1], self._holder)
         for space, held in trailing:
             self._residency.unhold(space, held, self._holder)

@@ -232,7 +232,7 @@ class Prefetcher:
 
     def coming(self, hashes: Sequence[bytes]) -> list[Fetch]:
         """Fetches of other threads that bring some of these pages."""
-        wanted = set(hashes)
+        wanted = set(hashes) if self._coming else set()
         with self._tiers.lock:
             return [
                 one

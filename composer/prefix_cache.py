@@ -93,8 +93,8 @@ class PrefixCache:
         """Pages of the prompt's head that some tier holds, restorable or not."""
         hashes = match.prompt.hashes[: match.limit]
         with self.tiers.lock:
-            here = [self.tiers.present(tier, hashes) for tier in ("device", "host")]
-        needs = self.tiers.requirements([*here, match.stored])
+            here = self.tiers.look(hashes, match.here)
+        needs = self.tiers.requirements([here.device, here.host, match.stored])
         chains = [need for need in needs if need.window_pages is None]
         return longest(restorable_lengths(chains, len(hashes))) if chains else match.num_pages
 

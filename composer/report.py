@@ -37,6 +37,8 @@ class Report:
         cls, found: int, loaded: int, cut_by: str | None, reads: Sequence[PoolTransferResult]
     ) -> Report:
         """A report of a restore that read this from storage."""
+        if not reads:
+            return cls(found, loaded, cut_by, {}, {}, {})
         asked: Counter[str] = Counter()
         read: Counter[str] = Counter()
         refused: dict[str, Counter[str]] = {}

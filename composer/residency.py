@@ -77,43 +77,40 @@ class Residency(Chains):
         free = self._spaces[space]
         if space not in self.trailing:
             return needed <= free.num_slots
-        evictable = len(self.residents[space]) - self._num_pinned[space]
+        evictable = len(self._trailing[space]) - self._num_pinned[space]
         return needed <= free.num_free + evictable
 
     def take(self, counts: Mapping[str, int]) -> Reservation | None:
         """Slots of several spaces, after evicting for them; all or none."""
         return reserve(self._spaces, counts) if self.make_room(counts) else None
 
-    def give_back(self, reservation: Mapping[str, Sequence[int]]) -> None:
-        """Free slots that were taken and not adopted."""
-        for space, slots in reservation.items():
-            self._spaces[space].free(slots)
-
     # what trails
 
     def adopt_trailing(self, space: str, page_hash: bytes, slot: Resident) -> None:
         """Take over one trailing slot, which the caller holds next; a duplicate is freed."""
-        if page_hash in self.residents[space]:
+        known = self._trailing[space]
+        if page_hash in known:
             self._spaces[space].free([slot.slot])
         else:
-            self.residents[space][page_hash] = slot
+            known[page_hash] = slot
+            self.changes += 1
 
     def hold(self, space: str, page_hashes: Sequence[bytes], holder: str) -> None:
         """Keep trailing slots until ``unhold``."""
         self._holders.add(holder, space, len(page_hashes))
         for page_hash in page_hashes:
-            resident = self.residents[space][page_hash]
+            resident = self._trailing[space][page_hash]
             self._num_pinned[space] += resident.holders == resident.keepers
             resident.holders += 1
 
     def unhold(self, space: str, page_hashes: Sequence[bytes], holder: str) -> None:
         self._holders.add(holder, space, -len(page_hashes))
         for page_hash in page_hashes:
-            resident = self.residents[space][page_hash]
+            resident = self._trailing[space][page_hash]
             resident.holders -= 1
             self._num_pinned[space] -= resident.holders == resident.keepers
             if not resident.holders:
-                self._spaces[space].free([self._drop(space, page_hash)])
+                self._drop(space, page_hash)
 
     def touch(self, page_hashes: Sequence[bytes], *, hit: bool = False) -> None:
         super().touch(page_hashes, hit=hit)
@@ -150,13 +147,19 @@ class Residency(Chains):
 
     def _keep(self, checkpoint: Checkpoint, by: int) -> None:
         for space, page_hashes in checkpoint.holds.items():
-            residents = self.residents[space]
+            residents = self._trailing[space]
             for page_hash in page_hashes:
                 resident = residents[page_hash]
                 resident.holders += by
                 resident.keepers += by
                 if not resident.holders:
-                    self._spaces[space].free([self._drop(space, page_hash)])
+                    self._drop(space, page_hash)
+
+    def _drop(self, space: str, page_hash: bytes) -> None:
+        """Give a trailing slot up."""
+        resident = self._trailing[space].pop(page_hash)
+        self._gone(space, [page_hash])
+        self._spaces[space].free([resident.slot])
 
     def _found_lost(self, page_hash: bytes) -> None:
         if page_hash in self.checkpoints:
@@ -164,7 +167,7 @@ class Residency(Chains):
 
     def _evict_checkpoint(self, space: str, _number: int) -> bool:
         """Drop the first checkpoint that alone keeps a slot, else the first that helps."""
-        residents = self.residents[space]
+        residents = self._trailing[space]
         aside: list[Checkpoint] = []
         found = None
         while found is None and (one := self._oldest.pop()) is not None:
@@ -185,7 +188,7 @@ class Residency(Chains):
         return found is not None
 
     def _shares_only(self, checkpoint: Checkpoint, space: str) -> bool:
-        slots = map(self.residents[space].__getitem__, checkpoint.holds[space])
+        slots = map(self._trailing[space].__getitem__, checkpoint.holds[space])
         return any(slot.holders == slot.keepers for slot in slots)
 
     # both
@@ -197,13 +200,14 @@ class Residency(Chains):
             if scope in (None, checkpoint.scope):
                 self.drop_checkpoint(page_hash)
         self._offer_fresh()
-        slots: dict[str, list[int]] = {space: [] for space in self.page_spaces}
+        dropped: list[PageEntry] = []
         stack = [p for p in self.pages.values() if scope in (None, p.scope)]
         while stack:  # tails first: a parent follows when its last child is gone
             page = stack.pop()
-            if page.page_hash in self.pages and self._is_leaf(page):
-                parent = self._drop_page(page, slots)
+            if page.is_here and self._is_leaf(page):
+                parent = self._drop_page(page)
+                dropped.append(page)
                 if parent is not None:
                     stack.append(parent)
-        self.give_back(slots)
+        self._free_pages(dropped)
         return sum(self.num_evicted.values()) - before

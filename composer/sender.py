@@ -112,6 +112,8 @@ class Sender:
 
     def _take_waiting(self) -> list[Backup]:
         """What waited for room and has some now; somebody has to run it."""
+        if not self._waiting:
+            return []
         found: list[Backup] = []
         if self._waiting:
             self.pending.run(partial(self._take_into, found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 
 from composer.backup import Hashes
 from composer.controller import PoolTransferResult
@@ -73,17 +74,15 @@ class Storing:
         )
 
     def _note(self, one: PoolTransfer, result: PoolTransferResult) -> None:
-        flags = zip(result.ok.tolist(), result.seen.tolist(), strict=True)
-        for page_hash, (ok, seen) in zip(one.page_hashes, flags, strict=True):
-            if ok:
-                self._ledger.wrote((one.pool, page_hash), seen=seen)
-            else:
-                self._ledger.refused((one.pool, page_hash))
+        hashes, seen = one.page_hashes, result.seen
+        if not result.ok.all():
+            self._ledger.refused(one.pool, compress(hashes, ~result.ok))
+            hashes, seen = list(compress(hashes, result.ok)), seen[result.ok]
+        self._ledger.wrote(one.pool, hashes, seen.tolist())
 
     def _note_refused(self, transfers: Sequence[PoolTransfer]) -> None:
         for one in transfers:
-            for page_hash in one.page_hashes:
-                self._ledger.refused((one.pool, page_hash))
+            self._ledger.refused(one.pool, one.page_hashes)
 
 
 def by_scope(slots: Mapping[Slot, str]) -> Scopes:

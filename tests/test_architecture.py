@@ -102,6 +102,7 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
             "composer.reach",
             "composer.holders",
             "composer.entries",
+            "composer.holdings",
             "composer.chains",
             "composer.residency",
             "composer.pins",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from composer.eviction import RANKS, EvictionQueue, Use
 from composer.pins import Pins
 from composer.reach import Reach
-from composer.residency import PageEntry, Residency, Resident
+from composer.residency import Residency
 from composer.schema import EvictionPolicy
 from tests.tiers import ROOT, WINDOW, adopt, chain, checkpoint, tier
 
@@ -136,7 +136,7 @@ class Walk:
             assert (taken is None) == (len(self.model.pages) == self.NUM_PAGES)
             if taken is None:
                 return
-            self.tier.adopt_page(PageEntry(page, parent, "-"), {"kv": Resident(taken["kv"][0])})
+            self.tier.adopt_pages("-", [(page, parent)], {"kv": taken["kv"][:1]})
             if page not in self.model.pages:
                 now = self.model.tick()
                 self.model.pages[page] = Known(now, now, parent=parent)

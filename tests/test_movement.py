@@ -247,15 +247,15 @@ class TestRetry:
 
     def test_a_ledger_tells_what_failed_from_what_is_about_to_be_written(self):
         ledger, slot = Ledger(10.0), ("kv", b"a")
-        ledger.expect([slot, ("kv", b"b")], "-")
+        ledger.expect("kv", [b"a", b"b"], "-")
         assert ledger.failed == {}
-        ledger.refused(slot)
+        ledger.refused("kv", [b"a"])
         assert ledger.failed == {slot: "-"}
-        ledger.wrote(slot, seen=False)
+        ledger.wrote("kv", [b"a"], [False])
         assert ledger.failed == {}
         ledger.lose([slot], "-")
         assert (ledger.failed, ledger.num_unsaved) == ({slot: "-"}, 2)
-        assert ledger.forget(slot)
+        assert ledger.forget("kv", [b"a"]) == [b"a"]
         assert (ledger.failed, ledger.num_unsaved) == ({}, 1)
 
     @pytest.mark.parametrize("schema", SCHEMAS)

@@ -6,7 +6,6 @@ import pytest
 
 from composer.errors import InvariantError
 from composer.pins import Pins
-from composer.residency import PageEntry, Resident
 from composer.schema import EvictionPolicy
 from tests.tiers import ROOT, adopt, chain, checkpoint, tier
 
@@ -185,7 +184,7 @@ class TestClear:
 
     def test_everybody_who_asked_is_told_of_each_slot(self):
         made, told = tier(), []
-        made.on_evict = lambda space, page: told.append((space, page))
+        made.on_evict = lambda space, pages: told.extend((space, page) for page in pages)
         adopt(made, chain("a", 2))
         checkpoint(made, chain("a", 2))
         made.clear(None)
@@ -230,6 +229,6 @@ class TestContiguous:
         for name, slot in zip(missing, taken["kv"] if taken else (), strict=False):
             at = names.index(name)
             parent = names[at - 1] if at else ROOT
-            made.adopt_page(PageEntry(name, parent, "-"), {"kv": Resident(slot)})
+            made.adopt_pages("-", [(name, parent)], {"kv": [slot]})
         pins.add({"kv": [name for name in missing if name in made.pages]})
         return pins

@@ -74,8 +74,8 @@ class TestLedger:
         now = [0.0]
         ledger = Ledger(10.0, lambda: now[0])
         slot = ("kv", b"page")
-        ledger.expect([slot], "-")
-        ledger.wrote(slot, seen=False)
+        ledger.expect("kv", [b"page"], "-")
+        ledger.wrote("kv", [b"page"], [False])
         asked = []
         for now[0] in (0.0, 1.0, 9.9, 10.0, 12.0, 20.0):
             asked.append(slot in ledger.to_ask())
@@ -83,11 +83,10 @@ class TestLedger:
 
     def test_what_the_host_gave_up_is_forgotten(self):
         ledger = Ledger(10.0)
-        ledger.expect([("kv", b"a"), ("kv", b"b")], "-")
-        ledger.wrote(("kv", b"b"), seen=False)
-        ledger.forget(("kv", b"a"))
-        ledger.forget(("kv", b"b"))
-        ledger.wrote(("kv", b"a"), seen=True)
+        ledger.expect("kv", [b"a", b"b"], "-")
+        ledger.wrote("kv", [b"b"], [False])
+        assert ledger.forget("kv", [b"a", b"b"]) == [b"a"]
+        ledger.wrote("kv", [b"a"], [True])
         ledger.asked(("kv", b"b"), seen=True)
         assert (ledger.num_unsaved, ledger.num_saved, ledger.num_written) == (0, 0, 1)
 

@@ -2,7 +2,7 @@
 
 from composer.free_list import FreeList
 from composer.pins import Pins
-from composer.residency import Checkpoint, PageEntry, Residency, Resident
+from composer.residency import Checkpoint, Residency, Resident
 from composer.stack_plan import plan_stack
 from tests.engine import config
 
@@ -29,8 +29,8 @@ def adopt(made: Residency, hashes: list[bytes], scope="-", parent=ROOT) -> None:
     for page in hashes:
         taken = made.take(dict.fromkeys(made.page_spaces, 1))
         assert taken is not None
-        slots = {space: Resident(ids[0]) for space, ids in taken.items()}
-        made.adopt_page(PageEntry(page, parent, scope), slots)
+        slots = {space: ids[:1] for space, ids in taken.items()}
+        made.adopt_pages(scope, [(page, parent)], slots)
         parent = page
 
 

@@ -39,7 +39,9 @@ class Serving:
     def __init__(self, stack: Stack, tally: Tally, payload: Payload | None = None) -> None:
         self._stack, self._cache, self._payload = stack, stack.cache, payload
         self._page_size = stack.page_size
-        self._has_states = any(space.is_state for space in stack.plan.spaces.values())
+        spaces = stack.plan.spaces.values()
+        self._has_states = any(space.is_state for space in spaces)
+        self._has_boundaries = any(space.window_pages is not None for space in spaces)
         self._tally = tally
 
     def serve(self, prompt: Prompt) -> None:
@@ -87,7 +89,7 @@ class Serving:
         """
         size, full_end = self._page_size, min(end, len(match.prompt.hashes))
         limit: int | None = None
-        while True:
+        while self._has_boundaries:
             wanted = self._stack.checkpoints(match, start * size, limit)
             found = {at for at in wanted if at <= end * size}
             if start < full_end:
@@ -96,6 +98,7 @@ class Serving:
             limit = len(wanted) // 2
             if not self._has_states or not limit:
                 return
+        yield []
 
     def _commit(self, prompt: Prompt, slots: Slots, boundaries: Sequence[int]) -> None:
         if self._payload is not None:
@@ -113,12 +116,14 @@ class Serving:
         tally = self._tally
         tally.requests += 1
         tally.input_tokens += match.prompt.num_tokens
-        tally.hit_tokens.update(lease.hit_tokens)
         far = lease.page_tiers[-(-FAR_TOKENS // self._page_size) :]
-        for index, tier in enumerate(TIERS):
-            tally.far_tokens[tier] += int(np.count_nonzero(far == index)) * self._page_size
+        counts = np.bincount(far, minlength=len(TIERS)).tolist()
+        for tier, far_pages in zip(TIERS, counts, strict=False):
+            tally.hit_tokens[tier] += lease.hit_tokens[tier]
+            tally.far_tokens[tier] += far_pages * self._page_size
         if lease.shortened_by is not None:
             tally.shortened_by[lease.shortened_by] += 1
             lost = self._cache.known_pages(match) - lease.num_pages
             tally.cut_tokens[lease.shortened_by] += max(lost, 0) * self._page_size
-        tally.degraded.update(lease.degraded)
+        for pool in lease.degraded:
+            tally.degraded[pool] += 1

@@ -33,6 +33,7 @@ class IndexController(HybridCacheController):
             InlineExecutor(),
         )
         self._store, self._links = store, links
+        self._takes_time = links != Links()
 
     def movements(self) -> dict[str, Movement]:
         """What was moved so far, by direction; ``exists`` moves nothing and takes time, too."""
@@ -53,4 +54,4 @@ class IndexController(HybridCacheController):
         }
 
     def clock(self) -> float:
-        return sum(self.seconds().values())
+        return sum(self.seconds().values()) if self._takes_time else 0.0
