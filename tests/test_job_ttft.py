@@ -85,8 +85,8 @@ def test_all_that_makes_no_sense_is_said_at_once(kvpool):
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("job.model_path=/nowhere", "no config.json"),
-        ("job.model_config.model_type=nothing", "its fields are of no model"),
+        ("job.model_path=/nowhere", "job.model_path: there is no config.json"),
+        ("job.model_config.model_type=nothing", "job.model_config: its fields are of no model"),
         ("job.model_config.max_position_embeddings=70", "has 72 tokens, and the model takes 70"),
     ],
 )

@@ -128,7 +128,7 @@ def test_a_stop_text_ends_an_answer_and_is_not_part_of_it(call):
         (body("x" * 401), 400, "prompt", "may have 400"),
         (body(""), 400, "prompt", "at least one token"),
         (body([999]), 400, "prompt", "from 0 to 256"),
-        (body("x", model="other"), 404, "model", "only 'small'"),
+        (body("x", model="other"), 404, "model", "only 'random'"),
         ({"max_tokens": 1}, 400, "prompt", "required"),
     ],
 )
@@ -174,8 +174,8 @@ def test_an_error_of_ours_is_told_and_counted_and_no_details_of_it(call, service
 
 
 def test_health_models_metrics_and_the_page(call):
-    assert call("/health").json() == {"status": "ok", "model": "small"}
-    assert [model["id"] for model in call("/v1/models").json()["data"]] == ["small"]
+    assert call("/health").json() == {"status": "ok", "model": "random"}
+    assert [model["id"] for model in call("/v1/models").json()["data"]] == ["random"]
     call("/v1/completions", body("metered " + PROMPT))
     text = call("/metrics").text
     answered = series(text, "serve_requests_total")

@@ -8,11 +8,18 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedTokenizerFast
 
+from composer.engines.transformers_models import random_model
 from composer.errors import ConfigError
 from tests.serve_tools import EXAMPLES, settings
 
 from serving.keys import Keys, salt_of  # isort: skip  (found by serve_tools)
+from serving.service import load  # isort: skip
 from serving.text import Answer, ByteTokenizer  # isort: skip
 
 
@@ -88,6 +95,45 @@ def test_all_that_makes_no_sense_is_said_at_once():
         settings("server.workers=0", "limits.running=0", "limits.new_tokens=-1")
     keys = [problem.key for problem in caught.value.problems]
     assert keys == ["server.workers", "limits.new_tokens", "limits.running"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model with a tokenizer and a template of its own: a token is a character."""
+    letters = {letter: number for number, letter in enumerate("</>abcdefghijklmnopqrstuvwxyz :\n")}
+    tokenizer = Tokenizer(WordLevel({**letters, "<s>": 60, "</s>": 61, "?": 62}, unk_token="?"))
+    tokenizer.pre_tokenizer = Split("", "isolated")
+    tokenizer.decoder = Fuse()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="?")
+    fast.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<bot>"
+    fast.save_pretrained(tmp_path)
+    fields = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 16, "vocab_size": 63}
+    model = random_model({**fields, "num_attention_heads": 1, "intermediate_size": 16})
+    model.generation_config.eos_token_id = [61, 0]
+    model.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_folder_brings_its_tokenizer_and_its_template(folder):
+    given = settings(f"model.path={folder}", "server.port=1").model
+    model, tokenizer, name = load(given)
+    assert (model.config.hidden_size, name) == (16, folder.name)
+    assert tokenizer.stop_ids == {61, 0}
+    assert tokenizer.decode(tokenizer.encode("a page")) == "a page"
+    chat = tokenizer.encode_chat([{"role": "user", "content": "hi"}])
+    assert tokenizer.decode(chat) == "<user>hi<bot>"
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("model.path=/nowhere", "model.path: no tokenizer can be loaded from '/nowhere'"),
+        ("model.config.model_type=x", "model.config: its fields are of no model"),
+    ],
+)
+def test_a_model_that_is_not_there_is_an_error(setting, says):
+    with pytest.raises(ConfigError, match=says):
+        load(settings(setting).model)
 
 
 def test_help_helps():

@@ -1,4 +1,7 @@
-"""Models of transformers: from a folder on this machine, or with random weights."""
+"""Models of transformers: from a folder on this machine, or with random weights.
+
+Their errors have no key: the caller knows which setting named the model.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,12 @@ def local_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> Any:
     """
     folder = Path(path).expanduser()
     if not (folder / "config.json").is_file():
-        raise ConfigError.of("model.path", f"there is no config.json in {str(folder)!r}")
+        raise ConfigError.of("", f"there is no config.json in {str(folder)!r}")
     try:
         model = _AUTO.from_pretrained(folder, dtype=dtype, local_files_only=True)
     except (OSError, ValueError, ImportError, StrictDataclassError) as error:
         reason = f"no model can be loaded from {str(folder)!r}: {_line(error)}"
-        raise ConfigError.of("model.path", reason) from error
+        raise ConfigError.of("", reason) from error
     return model.eval().to(device)
 
 
@@ -57,7 +60,7 @@ def random_model(
         config = AutoConfig.for_model(named.pop("model_type", None), **named)
     except (TypeError, ValueError, StrictDataclassError) as error:
         reason = f"its fields are of no model: {_line(error)}"
-        raise ConfigError.of("model.config", reason) from error
+        raise ConfigError.of("", reason) from error
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _AUTO.from_config(config, dtype=getattr(torch, dtype))

@@ -11,7 +11,7 @@ import torch
 
 from composer.engines.transformers import Engine, Generated, Sampling, compose_for
 from composer.engines.transformers_models import local_model, random_model
-from composer.errors import ConfigError
+from composer.errors import ConfigError, Problems
 from composer.jobs.progress import Progress
 from composer.schema import StackConfig
 from composer.stack import Stack
@@ -42,11 +42,16 @@ class Plan:
             ConfigError: There is none, or it is too small for the longest prompt.
         """
         torch.set_num_threads(self.threads or torch.get_num_threads())
+        problems, model = Problems(), None
         if self.model_path is not None:
-            model = local_model(self.model_path, dtype=self.dtype, device=self.device)
+            with problems.absorbing("job.model_path"):
+                model = local_model(self.model_path, dtype=self.dtype, device=self.device)
         else:
             dtype = "float32" if self.dtype == "auto" else self.dtype
-            model = random_model(self.model_config, dtype=dtype, device=self.device)
+            with problems.absorbing("job.model_config"):
+                model = random_model(self.model_config, dtype=dtype, device=self.device)
+        problems.raise_if_any()
+        assert model is not None  # or there is a problem
         longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         most = max(self.prefix_tokens) + self.question_tokens
         if longest is not None and most > longest:

@@ -9,6 +9,7 @@ from typing import Any
 
 from composer.engines.transformers import Engine, Generated, Sampling, compose_for
 from composer.engines.transformers_models import local_model, random_model
+from composer.errors import ConfigError, Problems
 from serving.jobs import BusyError, Job, Jobs
 from serving.keys import Keys
 from serving.metrics import Metrics
@@ -154,6 +155,13 @@ def load(settings: ModelSettings) -> tuple[Any, Tokenizer, str]:
     Raises:
         ConfigError: There is no model or tokenizer where the settings say so.
     """
+    problems = Problems()
+    with problems.absorbing("model.config" if settings.path is None else "model.path"):
+        return _loaded(settings)
+    raise ConfigError(problems.found)
+
+
+def _loaded(settings: ModelSettings) -> tuple[Any, Tokenizer, str]:
     if settings.path is None:
         dtype = "float32" if settings.dtype == "auto" else settings.dtype
         model = random_model(

@@ -58,7 +58,7 @@ class FolderTokenizer:
             self._tokenizer = auto.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, ImportError) as error:
             reason = f"no tokenizer can be loaded from {str(folder)!r}: {error}"
-            raise ConfigError.of("model.path", reason) from error
+            raise ConfigError.of("", reason) from error
         ends = [self._tokenizer.eos_token_id]
         if (folder / "generation_config.json").is_file():
             named = GenerationConfig.from_pretrained(folder).eos_token_id
