@@ -23,7 +23,7 @@ from composer.pins import Pins
 from composer.prefetch import Fetch
 from composer.quarantine import Quarantine
 from composer.reach import Reach
-from composer.residency import Residency
+from composer.residency import Residency, Resident
 from composer.stack import Stack
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
@@ -60,13 +60,11 @@ def i2_a_page_is_adopted_without_all_its_spaces(patch):
     true_adopt = landing.adopt
 
     def adopt(tier, prompt, slots, pins, failed=frozenset()):
-        missing = {s: dict(found) for s, found in slots.items()}
+        some = {s: dict(found) for s, found in slots.items()}
         for page in failed:
             for space in tier.page_spaces:
-                if page in missing.get(space, {}):
-                    one = missing[space].pop(page)
-                    tier.residents[space][prompt.hashes[page]] = one
-        true_adopt(tier, prompt, missing, pins, failed)
+                some.setdefault(space, {}).setdefault(page, Resident(0))
+        true_adopt(tier, prompt, some, pins)
 
     patch.setattr(prefetch, "adopt", adopt)
 
@@ -251,7 +249,9 @@ def i5_a_slot_is_freed_twice(patch):
 @shown_by("kv")
 def i6_written_counts_as_saved(patch):
     true_wrote = Ledger.wrote
-    patch.setattr(Ledger, "wrote", lambda self, slot, *, seen: true_wrote(self, slot, seen=True))
+    patch.setattr(
+        Ledger, "wrote", lambda self, *slots: true_wrote(self, *slots[:2], [True] * len(slots[2]))
+    )
 
 
 @shown_by("kv")
@@ -313,12 +313,24 @@ def i9_a_missing_pool_shows_what_was_there_before(patch):
 
 @shown_by("kv")
 def i11_pages_are_evicted_under_their_continuation(patch):
-    patch.setattr(Chains, "_is_leaf", lambda _self, page: not page.locks)
+    true_insert = Chains._insert
+    patch.setattr(Chains, "_insert", lambda self, page, _above: true_insert(self, page, None))
 
 
 @shown_by("kv")
 def i11_pages_in_use_are_evicted(patch):
-    patch.setattr(Chains, "_is_leaf", lambda self, page: page.page_hash not in self._children)
+    def evict(self, space, number):
+        locks = {page: page.locks for page in self.pages.values()}
+        for page in locks:
+            page.locks = 0
+            self._offer(page)
+        evicted = true_evict(self, space, number)
+        for page, count in locks.items():
+            page.locks = count
+        return evicted
+
+    true_evict = Chains._evict_pages
+    patch.setattr(Chains, "_evict_pages", evict)
 
 
 @shown_by("kv+state")
@@ -332,7 +344,7 @@ def i11_a_checkpoint_loses_its_state_to_a_lease_that_ends(patch):
         true_unhold(self, space, page_hashes, holder)
         for page_hash in page_hashes:
             if page_hash in self.residents[space]:
-                self._spaces[space].free([self._drop(space, page_hash)])
+                self._drop(space, page_hash)
 
     true_unhold = Residency.unhold
     patch.setattr(Residency, "unhold", unhold)
@@ -346,12 +358,14 @@ def i12_a_page_committed_twice_moves_to_the_later_slot(patch):
     true_adopt = commit._Operation.adopt_pages
 
     def adopt_pages(self):
+        spaces, given = self._device.page_spaces, self._slots.pages
         for page, page_hash in enumerate(self._prompt.hashes[self.first :]):
-            for space in self._device.page_spaces if page_hash in self._device.pages else ():
-                one = self._device.residents[space][page_hash]
-                self._device.give_back({space: [one.slot]})
-                one.slot = self._slots.pages[space][page]
-                self._taken[space].add(one.slot)
+            if page_hash in self._device.pages:
+                one = self._device.pages[page_hash]
+                before, one.slots = one.slots, tuple(given[space][page] for space in spaces)
+                for space, old, new in zip(spaces, before, one.slots, strict=True):
+                    self._device.give_back({space: [old]})
+                    self._taken[space].add(new)
         return true_adopt(self)
 
     patch.setattr(commit._Operation, "adopt_pages", adopt_pages)
