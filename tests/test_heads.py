@@ -80,18 +80,18 @@ def test_a_store_smaller_than_the_host_keeps_the_hot_head_and_is_not_written_for
 def test_what_storage_loses_once_is_written_again_at_once_and_then_rests_ever_longer():
     now, slot = [0.0], ("kv", b"page")
     ledger = Ledger(10.0, lambda: now[0])
-    ledger.expect([slot], "-")
+    ledger.expect("kv", [b"page"], "-")
     written = []
     for now[0] in range(0, 2000, 5):
         ledger.wake()
         if slot in ledger.unwritten:
             written.append(now[0])
-            ledger.wrote(slot, seen=False)
+            ledger.wrote("kv", [b"page"], [False])
         if slot in ledger.to_ask():
             ledger.asked(slot, seen=False)
         assert ledger.num_unsaved == 1
     assert written == [0, 5, 65, 185, 425, 905, 1865]
     ledger.lose([slot], "-")  # it is wanted now
     assert slot in ledger.unwritten
-    ledger.wrote(slot, seen=True)
+    ledger.wrote("kv", [b"page"], [True])
     assert (ledger.num_unsaved, ledger.num_saved) == (0, 1)
