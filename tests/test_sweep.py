@@ -19,7 +19,7 @@ from composer.sweep.report import exit_code, report
 from composer.sweep.summary import SUMMARY, refresh
 from composer.sweep.sweep import Sweep
 from composer.sweep.view import choose
-from tests.sweeps import add, begin, grid
+from tests.sweeps import add, begin, grid, simulated
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -125,6 +125,14 @@ def test_the_view_shows_what_varies_and_the_settings_that_matter_most(tmp_path):
     assert (view.x, view.y) == ("host_bytes", "hit_rate")
     assert view.color == "page_size"  # the memory's setting says nothing that the axis does not
     assert (view.rows, view.columns) == ("host.memory", "page_size")
+
+
+def test_points_that_differ_only_in_memory_have_one_color(tmp_path):
+    begin(tmp_path, "host.memory")
+    for place in range(4):
+        add(tmp_path, place, {"host.memory": f"{8**place}GiB"}, simulated(place, "64"))
+    view = choose(Sweep.read(tmp_path), ReportConfig())
+    assert (view.x, view.color, view.rows) == ("host_bytes", None, None)
 
 
 def test_memory_that_differs_only_by_rounding_is_no_axis(tmp_path):

@@ -52,7 +52,7 @@ def choose(sweep: Sweep, asked: ReportConfig) -> View:
     others = [key for key in keys if key != view.x]
     few = [key for key in others if len(sweep.values(key)) <= MOST_COLORS]
     new = [key for key in few if view.x in keys or not _same(sweep, key, view.x)]
-    view.color = next(iter((*new, *few)), None)
+    view.color = next(iter(new), None)
     axes = [key for key in keys if len(sweep.values(key)) <= MOST_CELLS]
     pair = sorted(axes[:2], key=lambda key: len(sweep.values(key)))
     if len(pair) == 2:

@@ -90,7 +90,8 @@ function drawScatter(view, selected) {
   const at = (point) => [isKey(view.x) ? valueOf(point, view.x) : valueOf(point, view.x) * x.factor, point.figures[view.y] * y.factor];
   const traces = [], hasFront = view.y === objective && !isKey(view.x) && data.figures[view.x].kind === "bytes";
   const best = hasFront ? front(points, view.x, view.y) : [];
-  if (best.length > 1) traces.push({
+  const beaten = best.length > 1 && best.length < points.length;  // else the line says nothing new
+  if (beaten) traces.push({
     x: best.map((point) => at(point)[0]), y: best.map((point) => at(point)[1]), name: "best for its memory", mode: "lines",
     line: { color: css("--faint"), width: 1.5, dash: "dot", shape: "hv" }, hoverinfo: "skip",
   });
@@ -104,7 +105,7 @@ function drawScatter(view, selected) {
     const distinct = new Set(group.map((point) => valueOf(point, view.x))).size === group.length;
     traces.push({
       x: group.map((point) => at(point)[0]), y: group.map((point) => at(point)[1]), customdata: group.map((point) => point.number),
-      name: color.name ? String(value) : "", mode: distinct && group.length > 1 && (!order || keys.get(view.x).numeric) ? "lines+markers" : "markers",
+      name: color.name ? String(value) : "points", mode: distinct && group.length > 1 && (!order || keys.get(view.x).numeric) ? "lines+markers" : "markers",
       line: { color: shade, width: 1.75 }, opacity: 0.95,
       marker: { color: shade, size: 10, line: { color: css("--card"), width: 1.25 } },
       text: group.map((point) => hover(point, [view.y, view.x, objective])), hovertemplate: "%{text}<extra></extra>",
@@ -117,12 +118,12 @@ function drawScatter(view, selected) {
   });
   byId("scatter").querySelector("h2").textContent = `${capital(titleOf(view.y))} against ${titleOf(view.x)}`;
   const failed = data.points.length - measured.length, notes = [];
-  if (best.length > 1) notes.push("The dotted line is the best that any point reaches with that much or less.");
+  if (beaten) notes.push("The dotted line is the best that any point reaches with that much or less.");
   if (failed) notes.push(`${failed} failed ${failed > 1 ? "points are" : "point is"} in the table below.`);
   byId("scatter").querySelector(".note").textContent = notes.join(" ");
   draw("scatter-plot", traces, {
     xaxis: { ...x.layout, title: { text: x.layout.title.text } }, yaxis: y.layout,
-    showlegend: traces.length > 2, legend: { ...LEGEND, title: { text: color.name, side: "top", font: { size: 12.5 } } },
+    showlegend: Boolean(color.name) || beaten, legend: { ...LEGEND, title: { text: color.name, side: "top", font: { size: 12.5 } } },
   });
 }
 
