@@ -41,7 +41,7 @@ class Params:
     model_path: str | None = None
     dtype: str = "auto"
     device: str = "cpu"
-    prefix_tokens: list[int] = field(default_factory=lambda: [512, 1024, 2048, 4096])
+    prefix_tokens: list[int] = field(default_factory=lambda: [64, 128, 256, 1024, 4096])
     question_tokens: int = 16
     rounds: int = 3
     threads: int | None = None

@@ -141,12 +141,15 @@ def write_plot(path: Path, data: Mapping[str, Any]) -> None:
             line={"color": _COLORS[kind], "dash": "solid" if _is_warm(rows[0]) else "dot"},
             hovertemplate="%{x:,} tokens: %{y:,.1f} ms",
         )
+    lengths = sorted({row["prefix_tokens"] for row in data["rows"]})
     figure.update_layout(
         template="plotly_white",
         title=f"Time to the first token, {data['model']}",
-        xaxis={"title": "tokens of the prefix", "type": "log", "dtick": "D2"},
-        yaxis={"title": "milliseconds", "type": "log"},
+        xaxis={"title": "tokens of the prefix", "type": "log", "tickvals": lengths},
+        yaxis={"title": "milliseconds", "type": "log", "dtick": 1, "tickformat": ","},
         legend={"title": "prefix from"},
-        font={"family": "Georgia, serif", "size": 15},
+        font={"family": "Georgia, serif", "size": 15, "color": "#2b2a27"},
+        margin={"t": 90},
     )
-    figure.write_html(path, include_plotlyjs=True)
+    figure.update_xaxes(ticktext=[f"{length:,}" for length in lengths])
+    figure.write_html(path, include_plotlyjs=True, config={"displayModeBar": False})
