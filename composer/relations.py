@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
+from math import ceil
 
 from composer.errors import Problems, did_you_mean
 from composer.schema import PoolConfig, PoolHitPolicy, Unit
+from composer.spec import PoolSpec
 
 Pools = Mapping[str, PoolConfig]
 
@@ -88,6 +90,43 @@ def check_anchor(anchor: str | None, pools: Pools, draft: Set[str], problems: Pr
             f"pool '{anchor}' cannot be it",
             "An anchor is no state or draft pool, keeps all pages and follows no other pool",
         )
+
+
+def check_required(pools: Pools, draft: Set[str], problems: Problems) -> None:
+    """Something must be required of a prefix, else every prompt would be a hit."""
+    required = (
+        pool.required and pool.prefix_cacheable and any(pool.buffers.values())
+        for name, pool in pools.items()
+        if name not in draft
+    )
+    if not any(required):
+        problems.add(
+            "pools",
+            "no pool with buffers is both required and prefix_cacheable, so that every prompt "
+            "would be a hit",
+            "Let required and prefix_cacheable be true for what a prefix cannot do without",
+        )
+
+
+def check_windows(specs: Sequence[PoolSpec], page_size: int, problems: Problems) -> None:
+    """An optional pool must not make its source keep more pages: a miss would shorten a hit."""
+    required: dict[str, int] = {}
+    for one in specs:
+        if one.window_tokens is not None and one.required:
+            required[one.index_space] = max(
+                required.get(one.index_space, 0), ceil(one.window_tokens / page_size)
+            )
+    for one in specs:
+        least = required.get(one.index_space)
+        if least is None or one.window_tokens is None:
+            continue
+        if ceil(one.window_tokens / page_size) > least:
+            problems.add(
+                f"pools.{one.name}.window_tokens",
+                f"an optional pool that looks back {one.window_tokens} tokens cannot follow "
+                f"'{one.index_space}', which keeps {least} pages of {page_size} before a boundary",
+                f"Give it at most {least * page_size}, or ids of its own",
+            )
 
 
 def check_partition(

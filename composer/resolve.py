@@ -13,7 +13,14 @@ from math import lcm
 from composer.errors import ConfigError, Problems
 from composer.expression import Fields, evaluate_size
 from composer.layers import Choice, LayerScope, choose
-from composer.relations import check_anchor, check_partition, check_sidecars, index_spaces
+from composer.relations import (
+    check_anchor,
+    check_partition,
+    check_required,
+    check_sidecars,
+    check_windows,
+    index_spaces,
+)
 from composer.resolve_pool import PoolScope, resolve_pool
 from composer.schema import ParallelConfig, PoolConfig, StackConfig
 from composer.spec import ModelSpec
@@ -38,6 +45,7 @@ def resolve(config: StackConfig) -> ModelSpec:
         for name, pool in model.pools.items()
         if choices[name].layers  # a model may have no draft layers
     ]
+    check_windows(specs, config.page_size, problems)
     problems.raise_if_any()
     return ModelSpec(
         name=config.model.name,
@@ -58,6 +66,7 @@ def _relate(model: _Model, choices: Mapping[str, Choice], problems: Problems) ->
     draft = {name for name, choice in choices.items() if choice.draft}
     check_sidecars(pools, draft, problems)
     check_anchor(config.anchor, pools, draft, problems)
+    check_required(pools, draft, problems)
     if not any(problem.key.endswith(".layers") for problem in problems.found):
         layers = {name: choice.layers for name, choice in choices.items()}
         check_partition(config.check.partition, layers, model.num_layers, problems)

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer.boundary import Requirement, longest, restorable_lengths, shortened_by
-from tests.engine import DRAFT, PAGE, SWA, Engine, open_stack, prompt
+from composer.errors import ConfigError
+from tests.engine import DRAFT, PAGE, SWA, Engine, config, open_stack, prompt
 from tests.faults import Faulty
 from tests.test_lookup import forget
 
@@ -101,6 +102,30 @@ def test_pages_alone_restore_nothing_where_a_state_is_required(states, length):
 def test_a_window_longer_than_the_prompt_needs_all_of_it():
     assert longest(restorable_lengths([need("window", pages(4, (1, 3)), 9)], 4)) == 0
     assert longest(restorable_lengths([need("window", pages(4, (0, 3)), 9)], 4)) == 4
+
+
+def refused(**pools):
+    with pytest.raises(ConfigError) as raised:
+        config("kv+window", pools=pools)
+    return raised.value.problems
+
+
+def test_an_optional_pool_cannot_make_its_source_keep_more_pages_than_a_hit_needs():
+    wide = {**SWA, "indices_from_pool": "swa", "required": False, "window_tokens": 3 * PAGE + 1}
+    (problem,) = refused(wide=wide)
+    assert problem.key == "pools.wide.window_tokens"
+    assert "'swa', which keeps 3 pages of 4" in problem.reason
+    assert "at most 12" in problem.fix
+    config("kv+window", pools={"wide": {**wide, "window_tokens": 3 * PAGE}})
+    config("kv+window", pools={"wide": {**wide, "required": True}})
+
+
+@pytest.mark.parametrize("word", ["required", "prefix_cacheable"])
+def test_where_no_pool_is_required_every_prompt_would_be_a_hit(word):
+    (problem,) = refused(kv={word: False}, swa={word: False})
+    assert problem.key == "pools"
+    assert "every prompt would be a hit" in problem.reason
+    config("kv+window", pools={"kv": {word: False}})
 
 
 WINDOWS = st.none() | st.integers(1, 8 * PAGE)  # in tokens; None: a model without windows
