@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -136,6 +138,32 @@ def assert_all_free(stack):
     free = {name: counters[name.replace("slots.", "slots_free.")] for name in slots}
     assert free == slots
     assert all(slots.values())
+
+
+def test_a_client_that_leaves_ends_the_computing_of_its_prompt(service, monkeypatch):
+    calls, begun, go_on = [], threading.Event(), threading.Event()
+
+    def slow(ids, *rest):
+        calls.append(len(ids))
+        begun.set()
+        assert go_on.wait(ENDED_S)
+        return service._engine._forward(ids, *rest)
+
+    runner = replace(service._engine._runner, forward=slow)
+    monkeypatch.setattr(service._engine, "_runner", runner)
+
+    async def leave_early():
+        visitor = Visitor(service, body("y" * 100))
+        visiting = asyncio.ensure_future(visitor.visit())
+        await until(begun.is_set)
+        visitor.leave()
+        await visiting
+        go_on.set()
+        await until(lambda: not service._jobs.num_running)
+
+    asyncio.run(leave_early())
+    assert calls == [16]  # the first page of seven
+    assert_all_free(service.stack)
 
 
 def test_a_client_that_leaves_the_queue_makes_room_in_it(service, forward):

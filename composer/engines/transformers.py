@@ -52,8 +52,8 @@ OF_MODEL = (  # what a config says of the model; the rest are settings
 class Stream(Iterator[int]):
     """The tokens of one answer, each computed when it is asked for, the prompt with the first.
 
-    ``close`` ends it at any time. Nothing of the stack is held between two tokens, so that a
-    stream that is simply dropped leaves nothing behind either.
+    Nothing of the stack is held between two tokens, so that a stream that is simply dropped leaves
+    nothing behind.
     """
 
     def __init__(self, request: Request) -> None:
@@ -69,8 +69,11 @@ class Stream(Iterator[int]):
         return next(self._tokens)
 
     def close(self) -> None:
-        """End it: no further token. Idempotent."""
-        self._tokens.close()
+        """End it: no further token, nor call of the model, a long prompt's either.
+
+        From any thread, also while another one waits for a token. Idempotent.
+        """
+        self._request.closed = True
 
 
 class Engine:

@@ -67,6 +67,7 @@ class Request:
 
     Attributes:
         result: What there is so far.
+        closed: No further call of the model begins; any thread may set it.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Request:
         self._keeps = True  # until the device tier has no room
         self._begun = perf_counter()
         self.result = Generated(prompt_tokens=len(self._ids))
+        self.closed = False
 
     def tokens(self) -> Generator[int, None, None]:
         """The answer's tokens, each computed when it is asked for.
@@ -92,7 +94,7 @@ class Request:
         """
         result, sampling, chooser = self.result, self._sampling, Chooser(self._sampling)
         cache, logits = self._prefill()
-        while True:
+        while logits is not None and not self.closed:
             token = chooser.choose(logits)
             if result.ttft_s is None:
                 result.ttft_s = perf_counter() - self._begun
@@ -104,12 +106,12 @@ class Request:
             if len(result.tokens) == sampling.max_new_tokens:
                 result.finish_reason = "length"
             yield token
-            if result.finish_reason is not None:
+            if result.finish_reason is not None or self.closed:
                 return
             logits = self._step(cache)
 
-    def _prefill(self) -> tuple[Any, torch.Tensor]:
-        """Compute the prompt; its cache, and the logits behind its last token."""
+    def _prefill(self) -> tuple[Any, torch.Tensor | None]:
+        """Compute the prompt; its cache, and the logits behind its last token unless closed."""
         runner, length, page_size = self._runner, len(self._ids), self._stack.page_size
         match = self._stack.match(self._ids, **self._names, max_tokens=length - 1)
         with self._stack.restore(match) as lease:
@@ -119,6 +121,8 @@ class Request:
             cuts = self._stack.checkpoints(match, done)
             ends = range(done + page_size, length, page_size) if runner.exact else cuts
             for end in call_ends(done, length, ends, stepwise=runner.stepwise):
+                if self.closed:
+                    return cache, None
                 logits = runner.forward(self._ids[done:end], done, cache)
                 if end in cuts:
                     self._keep(cache, end)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Event
 
 from composer.engines.transformers import Generated, Stream
 
@@ -21,7 +20,6 @@ class Job:
         self._stream = stream
         self._loop = asyncio.get_running_loop()
         self._arrived: asyncio.Queue[int | BaseException | None] = asyncio.Queue()
-        self._cancelled = Event()
         self._future: Future[None] | None = None
 
     @property
@@ -36,7 +34,7 @@ class Job:
 
     def cancel(self) -> None:
         """Compute no further token. Idempotent."""
-        self._cancelled.set()
+        self._stream.close()
         if self._future is not None and self._future.cancel():
             self._tell(None)  # it had not begun
 
@@ -54,11 +52,10 @@ class Job:
     def _run(self) -> None:
         end: BaseException | None = None
         try:
-            while not self._cancelled.is_set() and (token := next(self._stream, None)) is not None:
+            for token in self._stream:
                 self._tell(token)
         except BaseException as error:
             end = error  # raised where the tokens are awaited
-        self._stream.close()
         self._tell(end)
 
     def _tell(self, what: int | BaseException | None) -> None:

@@ -101,6 +101,8 @@ class Workers:
         process = _SPAWN.Process(target=_work, args=(self._settings, index, sockets, ready))
         process.start()
         self._workers[index] = process, ready
+        if self._stopping:  # told so meanwhile
+            process.terminate()
 
     def _stop(self) -> None:
         self._stopping = True
