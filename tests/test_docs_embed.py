@@ -42,10 +42,19 @@ def ended(script, arguments, capsys, monkeypatch):
     return code, printed.out + (printed.err if code else "")
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: run[1])
+def starts_processes(run):
+    return "multiprocessing" in FILES[run[1]]
+
+
+PARAMETERS = [
+    pytest.param(run, id=run[1], marks=[pytest.mark.slow] * starts_processes(run)) for run in RUNS
+]
+
+
+@pytest.mark.parametrize("run", PARAMETERS)
 def test_each_program_does_what_the_page_says(run, folder, capsys, monkeypatch, hydra_untouched):
     script, arguments, shown = run[1], shlex.split(run[2]), run[3]
-    if "multiprocessing" in FILES[script]:  # its workers import it, by the name it was started by
+    if starts_processes(run):  # its workers import it, by the name it was started by
         command = [sys.executable, script, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         code, printed = done.returncode, done.stdout + done.stderr
