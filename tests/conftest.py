@@ -90,7 +90,7 @@ def hydra_untouched() -> Iterator[None]:
 @pytest.fixture
 def kvpool(
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     hydra_untouched: None,
 ) -> Callable[..., Ended]:
@@ -103,10 +103,10 @@ def kvpool(
 
     def run(*arguments: str) -> Ended:
         monkeypatch.setattr(sys, "argv", ["kvpool", *arguments])
-        capfd.readouterr()
+        capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main()
-        printed = capfd.readouterr()
+        printed = capsys.readouterr()
         return Ended(int(ended.value.code or 0), printed.out, printed.err)
 
     return run

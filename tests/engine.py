@@ -48,6 +48,13 @@ STATE = {  # four tensors of any dtype in one slot
     },
 }
 SWA = {"layers": [{"indices": [0, 1]}], "buffers": heads(3), **WINDOW}
+FOLLOWER = {  # of a window, with a window of its own
+    "indices_from_pool": "swa",
+    "unit": "page",
+    "layers": [{"indices": [0]}],
+    "buffers": {"key": {"shape": [7], "dtype": "uint8"}},
+    **WINDOW,
+}
 DRAFT = {
     "indices_from_pool": "kv",
     "layers": "draft",

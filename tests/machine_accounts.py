@@ -212,6 +212,7 @@ class Accounts:
         for name in ("exists", "put", "get"):
             assert counters.get(f"backend_failed.{name}", 0) == raised[name]
         assert not counters.get("prefetch_failed")
+        assert not counters.get("jobs_failed")
 
     def _check_bytes(self) -> None:
         """One resident of each tier, another one after each step."""

@@ -6,10 +6,16 @@ from functools import cache
 from hypothesis import strategies as st
 
 from composer.schema import EvictionPolicy, PrefetchPolicy, StackConfig, WritePolicy
-from tests.engine import DRAFT, PAGE, config
+from tests.engine import DRAFT, FOLLOWER, PAGE, SWA, config
 from tests.machine_model import ALL, STATE
 
 LATENT = {"layers": "all", "buffers": {"latent": {"shape": [9], "dtype": "bfloat16"}}}
+
+MORE = {
+    "unit": "state",
+    "layers": [{"indices": [0]}],
+    "buffers": {"sum": {"shape": [3], "dtype": "float32"}},
+}
 
 
 @dataclass(frozen=True)
@@ -45,16 +51,46 @@ CASES = {
         {"kv": ALL, "swa": 6},
         {"pools": {"swa": {"window_tokens": 6}}, "checkpoint_tokens": 4 * PAGE},
     ),
+    "kv+windows": Case(
+        "kv+window",
+        {"kv": ALL, "swa": 9, "near": 1, "far": 13},
+        {
+            "pools": {
+                "swa": {"window_tokens": 5},
+                "follower": FOLLOWER | {"window_tokens": 9},
+                "spare": FOLLOWER | {"window_tokens": 3, "required": False},
+                "near": SWA | {"window_tokens": 1},
+                "far": SWA | {"window_tokens": 13, "layers": [{"indices": [2]}]},
+            }
+        },
+    ),
     "kv+window+state": Case("kv+window+state", {"kv": ALL, "swa": 12, "state": STATE}),
     "kv+indexer+state": Case("kv+indexer+state", {"kv": ALL, "state": STATE}),
     "kv+extra": Case("kv+extra", {"kv": ALL, "extra": ALL}),
+    "rows of several tokens": Case(
+        "kv+extra",
+        {"kv": ALL, "extra": ALL, "swa": 7},
+        {
+            "pools": {
+                "kv": {"tokens_per_row": PAGE},
+                "extra": {"tokens_per_row": 2},
+                "swa": SWA | {"window_tokens": 7, "tokens_per_row": 4},
+            },
+            "layout": {"axes": ["layer", "buffer", "page", "token", "head"]},
+            "storage": {"objects": "buffer"},
+        },
+    ),
     "state": Case("state", {"state": STATE}),
     "index only": Case("index only", {"kv": ALL, "swa": 12}),
     "kv+draft": Case("kv+draft", {"kv": ALL}),
     "everything": Case(
         "kv+window+state",
-        {"kv": ALL, "swa": 5, "state": STATE},
-        {"draft": True, "pools": {"swa": {"window_tokens": 5}, "draft": DRAFT}},
+        {"kv": ALL, "swa": 5, "state": STATE, "more": STATE},
+        {
+            "draft": True,
+            "pools": {"swa": {"window_tokens": 5}, "draft": DRAFT, "more": MORE},
+            "storage": {"objects": "pool"},
+        },
     ),
 }
 

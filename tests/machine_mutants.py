@@ -10,15 +10,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from composer import boundary, commit, landing, lookup, operation, prefetch, writer
+from composer import commit, landing, lookup, prefetch, writer
 from composer.chains import Chains
 from composer.controller import HybridCacheController
 from composer.free_list import FreeList
 from composer.guard import Guard
-from composer.landing import Held, Landing
+from composer.landing import Held
 from composer.ledger import Ledger
-from composer.load_back import Load
-from composer.objects import ArenaObjects, ReadCheck
+from composer.objects import ArenaObjects
 from composer.pins import Pins
 from composer.prefetch import Fetch
 from composer.quarantine import Quarantine
@@ -27,6 +26,7 @@ from composer.residency import Residency, Resident
 from composer.stack import Stack
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
+BOUNDARY = "boundary"  # shown by the property of hits, not by the machine
 MUTANTS: dict[str, tuple[str, Mutant]] = {}  # name -> case of the machine, fault
 
 
@@ -87,116 +87,6 @@ def i2_half_a_checkpoint_is_kept(patch):
 
     patch.setattr(landing, "add_checkpoint", add_checkpoint)
     patch.setattr(prefetch, "add_checkpoint", add_checkpoint)
-
-
-# 3: boundaries
-
-
-def minimum_of_maxima(requirements, num_pages):
-    reach = min((boundary.longest(one.allowed()) for one in requirements), default=num_pages)
-    return np.arange(num_pages + 1) <= reach
-
-
-@shown_by("kv+state")
-def i3_the_least_of_what_pools_allow_counts(patch):
-    patch.setattr(lookup, "restorable_lengths", minimum_of_maxima)
-
-
-@shown_by("kv+state")
-def i3_the_least_counts_after_a_shortening(patch):
-    patch.setattr(operation, "restorable_lengths", minimum_of_maxima)
-
-
-@shown_by("kv+window")
-def i3_a_boundary_is_published_without_its_window(patch):
-    true_call = commit._Operation.checkpoint
-
-    def checkpoint(self, tokens, state):
-        made = true_call(self, tokens, state)
-        if made is None:
-            end = tokens // self._plan.page_size
-            held = dict.fromkeys(self._device.trailing, ())
-            made = commit.Checkpoint(self._prompt.hashes[end - 1], self._prompt.scope, held)
-            self._device.add_checkpoint(made)
-        return made
-
-    patch.setattr(commit._Operation, "checkpoint", checkpoint)
-
-
-@shown_by("kv+state")
-def i3_a_boundary_counts_without_its_state(patch):
-    true_call = lookup.Tiers.requirements
-    patch.setattr(
-        lookup.Tiers, "requirements", lambda self, presence: true_call(self, presence)[:1]
-    )
-
-
-@shown_by("kv")
-def i3_what_was_there_before_counts_and_not_what_was_read(patch):
-    def prefetch(self, transfers):
-        true_results = true_prefetch(self, transfers)
-        return [replace(one, ok=np.ones_like(one.ok)) for one in true_results]
-
-    true_prefetch = HybridCacheController.prefetch
-    patch.setattr(HybridCacheController, "prefetch", prefetch)
-
-
-@shown_by("kv")
-def i3_a_limit_is_ignored(patch):
-    true_match = lookup.Lookup.match
-    patch.setattr(lookup.Lookup, "match", lambda self, prompt, _=None: true_match(self, prompt))
-
-
-# 4: a poisoned slot never escapes
-
-
-def check_less(patch, of: str) -> None:
-    """Take one kind of refused object for good."""
-    true_check = ArenaObjects.check
-
-    def check(self, scope, slots, page_hashes, num_bytes):
-        found = true_check(self, scope, slots, page_hashes, num_bytes)
-        return ReadCheck(np.ones_like(found.ok), {}) if of in found.refused else found
-
-    patch.setattr(ArenaObjects, "check", check)
-
-
-@shown_by("kv")
-def i4_checksums_are_not_compared(patch):
-    check_less(patch, "wrong_checksum")
-
-
-@shown_by("kv")
-def i4_trailers_are_not_compared(patch):
-    check_less(patch, "wrong_identity")
-
-
-@shown_by("kv")
-def i4_short_reads_are_taken(patch):
-    check_less(patch, "wrong_size")
-
-
-@shown_by("kv")
-def i4_a_layer_is_not_waited_for(patch):
-    patch.setattr(Load, "wait", nothing)
-
-
-@shown_by("kv+draft")
-def i4_a_missing_draft_pool_is_not_told(patch):
-    patch.setattr(Landing, "degraded", lambda _self: ())
-
-
-@shown_by("kv+state")
-def i4_a_lease_names_a_stale_state(patch):
-    true_slots = Landing.slots
-
-    def slots(self):
-        found = true_slots(self)
-        states = self._tiers.device.residents["state"]
-        others = [one.slot for one in states.values()]
-        return {**found, "state": others[:1] if found["state"] and others else found["state"]}
-
-    patch.setattr(Landing, "slots", slots)
 
 
 # 5: no buffer is reused while I/O may touch it

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_LINES, MAX_TEST_LINES, MAX_FUNCTION_LINES = 300, 500, 50
+MAX_LINES, MAX_TEST_LINES, MAX_FUNCTION_LINES = 300, 400, 50
 
 HYDRA = ("hydra", "omegaconf")
 THREADS = ("threading", "concurrent", "multiprocessing", "asyncio", "queue")

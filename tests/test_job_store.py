@@ -31,14 +31,14 @@ def fill(path, *, deployment="", salt=None, **settings):
 
 
 @pytest.fixture
-def store(tmp_path, capfd):
+def store(tmp_path, capsys):
     """Runs the job on the folder ``store`` with a small model's config; its result."""
 
     def run(**params):
         made = config("kv+draft")
         made.backend = {"name": "file", "path": str(tmp_path / "store")}
         result = store_job.run(made, store_job.Params(**params))
-        return {**result.data, "ok": result.ok, "printed": capfd.readouterr().out}
+        return {**result.data, "ok": result.ok, "printed": capsys.readouterr().out}
 
     return run
 

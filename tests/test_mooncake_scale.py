@@ -1,8 +1,6 @@
 """Many objects, many threads and many calls over TCP to another process: no wedge, no lost port."""
 
-import statistics
 import threading
-import time
 
 import psutil
 import pytest
@@ -64,17 +62,11 @@ def test_six_threads_of_700_objects_do_not_wedge_the_client(client):
 def test_twenty_thousand_small_reads_exhaust_no_ports(client, store):
     objects = client.objects(["small"], [64])
     client.backend.put(objects)
-    seconds = []
     for _ in range(20_000):
-        begin = time.perf_counter()
         assert client.backend.get(objects)[0] == 64
-        seconds.append(time.perf_counter() - begin)
     connections = psutil.net_connections("tcp")
     waiting = sum(one.status == psutil.CONN_TIME_WAIT for one in connections)
-
     assert waiting < 1000
-    first, last = (statistics.median(part) for part in (seconds[:5000], seconds[-5000:]))
-    assert last < 3 * first
 
 
 def test_clients_that_come_and_go_leave_no_segment(store):

@@ -1,7 +1,6 @@
 """Every preset against figures of a catalogue that was made apart from this package."""
 
 import json
-import time
 from collections.abc import Iterator
 from math import ceil, prod
 from pathlib import Path
@@ -102,17 +101,6 @@ def test_drafting_adds_optional_pools_and_changes_no_other(model):
     assert tuple(pool for pool in drafting.pools if pool.draft) == without.draft_pools
     assert all(not pool.required for pool in without.draft_pools)
     assert drafting.stage == without.stage
-
-
-@pytest.mark.parametrize("model", PRESETS)
-def test_a_preset_is_resolved_in_a_moment(model):
-    config = stack_config(model)
-    spent = []
-    for _ in range(3):
-        start = time.perf_counter()
-        resolve(config)
-        spent.append(time.perf_counter() - start)
-    assert min(spent) < 0.010
 
 
 def test_the_sparse_attention_pages_have_their_published_sizes():

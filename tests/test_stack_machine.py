@@ -75,6 +75,8 @@ class Machine(World):
     @precondition(lambda self: self.leases)
     @rule(index=INDEX, layer=st.sampled_from([None, 0, 1, 2]))
     def wait_for_a_layer(self, index, layer):
+        first, end = self.stack.plan.spec.stage
+        layer = None if layer is None else first + layer % (end - first)
         self.verify(self.leases[index % len(self.leases)], layer)
 
     @rule(
@@ -287,11 +289,11 @@ def run(case: str, num_stories: int, num_steps: int = 50, start: str = "", **mor
 
 @pytest.mark.parametrize("case", CASES)
 def test_no_order_of_events_breaks_a_promise(case):
-    assert run(case, 42) >= LEAST_STEPS / len(CASES)
+    assert run(case, 36) >= LEAST_STEPS / len(CASES)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("case", CASES)
 def test_no_long_story_breaks_a_promise(case):
-    run(case, 150, 80)
+    run(case, 30, 120, start="long")
