@@ -85,8 +85,10 @@ def run(disk):
         disk.free()
         told["room"] = {**published(stack), "read": served(stack, engine, 1, 2, 3)}
         disk.fill()
-        told["full again"] = [served(stack, engine, n, n + 1, n + 2) for n in (10, 20, 10, 20, 1)]
-        told["full again published"] = published(stack)
+        told["full again"] = []
+        for first in (10, 10, 20, 20, 1):
+            read = served(stack, engine, first, first + 1, first + 2)
+            told["full again"].append({"read": read, "unsaved": published(stack)["unsaved"]})
         disk.free()
         served(stack, engine, 30, 31, 32)
         told["room again"] = {**published(stack), "read": served(stack, engine, 30, 31, 32)}
