@@ -14,9 +14,9 @@ import numpy as np
 from composer.arena import ArenaSpec
 from composer.boundary import Bools, Requirement, longest, restorable_lengths, shortened_by
 from composer.keys import ObjectKey, build_keys
-from composer.lookup import TIERS, Prompt, Tiers
 from composer.plan import SpacePlan
-from composer.report import Report
+from composer.reading.lookup import TIERS, Prompt, Tiers
+from composer.reading.report import Report
 from composer.spec import PoolSpec
 
 

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from composer.boundary import longest, restorable_lengths
-from composer.commit import Boundaries, Commit, Committed
 from composer.controller import HybridCacheController
 from composer.explain import Explain
-from composer.lease import Lease, Slots
-from composer.lookup import Lookup, Match, Prompt, Tiers
 from composer.plan import StackPlan
-from composer.prefetch import Fetch, Prefetcher
-from composer.restore import Restore
+from composer.reading.lease import Lease, Slots
+from composer.reading.lookup import Lookup, Match, Prompt, Tiers
+from composer.reading.prefetch import Fetch, Prefetcher
+from composer.reading.restore import Restore
 from composer.schema import PolicyConfig
 from composer.snapshot import snapshot
-from composer.writer import Published, Writer
+from composer.writing.commit import Boundaries, Commit, Committed
+from composer.writing.writer import Published, Writer
 
 
 class PrefixCache:

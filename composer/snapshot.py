@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from composer.lookup import Tiers
-from composer.writer import Writer
+from composer.reading.lookup import Tiers
+from composer.writing.writer import Writer
 
 
 def snapshot(tiers: Tiers, writer: Writer, num_loads: int) -> dict[str, int]:

@@ -8,24 +8,24 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from composer.checkpoints import worth_keeping
-from composer.commit import Committed
 from composer.controller import HybridCacheController
 from composer.device_buffers import DeviceBuffers
 from composer.device_pools import DevicePoolGroup
 from composer.explain import with_policy
 from composer.group import HostPoolGroup
 from composer.guard import closed
-from composer.lease import Lease, Slots
-from composer.lookup import Match, Prompt
 from composer.plan import StackPlan
-from composer.prefetch import Fetch
 from composer.prefix_cache import PrefixCache
+from composer.reading.lease import Lease, Slots
+from composer.reading.lookup import Match, Prompt
+from composer.reading.prefetch import Fetch
 from composer.registry import BACKENDS
 from composer.schema import StackConfig
 from composer.stack_plan import check_memory, plan_stack
 from composer.storage import StorageBackend
-from composer.writer import Published
+from composer.writing.checkpoints import worth_keeping
+from composer.writing.commit import Committed
+from composer.writing.writer import Published
 
 NUM_WORKERS = 3  # backups, writes and a spare, so that a slow store delays no copy
 NUM_READERS = 2  # prefetches and loads, which no write delays

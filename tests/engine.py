@@ -13,8 +13,8 @@ from composer import compose
 from composer.backends.memory import MemoryBackend
 from composer.config import to_stack_config
 from composer.keys import ObjectKey, build_key
-from composer.lease import Lease
-from composer.lookup import Match
+from composer.reading.lease import Lease
+from composer.reading.lookup import Match
 from composer.schema import StackConfig
 from composer.stack import Stack
 from composer.stack_plan import plan_stack

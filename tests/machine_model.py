@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from composer.lease import Lease
-from composer.load_back import Load
-from composer.lookup import Match
+from composer.reading.lease import Lease
+from composer.reading.load_back import Load
+from composer.reading.lookup import Match
 from tests.engine import PAGE
 
 Path = tuple[int, ...]  # pages of a prompt, by number

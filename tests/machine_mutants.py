@@ -10,20 +10,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from composer import commit, landing, lookup, prefetch, writer
-from composer.chains import Chains
 from composer.controller import HybridCacheController
 from composer.free_list import FreeList
 from composer.guard import Guard
-from composer.landing import Held
-from composer.ledger import Ledger
 from composer.objects import ArenaObjects
-from composer.pins import Pins
-from composer.prefetch import Fetch
 from composer.quarantine import Quarantine
-from composer.reach import Reach
-from composer.residency import Residency, Resident
+from composer.reading import landing, lookup, prefetch
+from composer.reading.landing import Held
+from composer.reading.prefetch import Fetch
+from composer.residency.chains import Chains
+from composer.residency.pins import Pins
+from composer.residency.reach import Reach
+from composer.residency.tier import Residency, Resident
 from composer.stack import Stack
+from composer.writing import commit, writer
+from composer.writing.ledger import Ledger
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 BOUNDARY = "boundary"  # shown by the property of hits, not by the machine

@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from composer import boundary, commit, lookup, operation
+from composer import boundary
 from composer.controller import HybridCacheController
-from composer.landing import Landing
-from composer.load_back import Load
 from composer.objects import ArenaObjects, ReadCheck
+from composer.reading import lookup, operation
+from composer.reading.landing import Landing
+from composer.reading.load_back import Load
 from composer.spec import ModelSpec
+from composer.writing import commit
 from tests.machine_mutants import BOUNDARY, nothing, shown_by
 
 # 3: boundaries

@@ -5,7 +5,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 from composer import compose
 from composer.counters import METRICS
 from composer.errors import LoadError
-from composer.lookup import Prompt
+from composer.reading.lookup import Prompt
 from composer.schema import PrefetchPolicy, WritePolicy
 from tests.engine import (
     PAGE,

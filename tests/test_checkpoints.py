@@ -6,10 +6,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from composer.backends.memory import MemoryBackend
-from composer.checkpoints import worth_keeping
 from composer.config import to_stack_config
 from composer.jobs.replay_driver import Driver
 from composer.stack import compose
+from composer.writing.checkpoints import worth_keeping
 from tests.engine import PAGE, Engine, check_accounts, open_stack, prompt
 from tests.faults import Inline
 from tests.test_preset_replay import small

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from composer.errors import LoadError
-from composer.load_back import LayerNeeds, Load, Step
+from composer.reading.load_back import LayerNeeds, Load, Step
 from composer.transfer import LayeredLoad
 from tests.engine import KV, PAGE, SCHEMAS, Engine, check_accounts, expected, open_stack, prompt
 from tests.faults import Inline, Stepped

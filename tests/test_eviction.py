@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer.eviction import RANKS, EvictionQueue, Use
-from composer.pins import Pins
-from composer.reach import Reach
-from composer.residency import Residency
+from composer.residency.eviction import RANKS, EvictionQueue, Use
+from composer.residency.pins import Pins
+from composer.residency.reach import Reach
+from composer.residency.tier import Residency
 from composer.schema import EvictionPolicy
 from tests.tiers import ROOT, WINDOW, adopt, chain, checkpoint, tier
 

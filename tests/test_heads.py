@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from composer.backends.file import FileBackend
-from composer.ledger import Ledger
+from composer.writing.ledger import Ledger
 from tests.engine import Engine, open_stack, prompt
 from tests.faults import Faulty
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from composer.lookup import Prompt
+from composer.reading.lookup import Prompt
 from tests.engine import PAGE, Engine, longest_by_hand, open_stack, present_by_hand, prompt
 from tests.faults import Faulty, Kept
 

@@ -6,10 +6,10 @@ import time
 import pytest
 
 from composer.counters import Counters
-from composer.ledger import Ledger
-from composer.pending import Pending
-from composer.retry import Retry
 from composer.stack import NUM_WORKERS
+from composer.writing.ledger import Ledger
+from composer.writing.pending import Pending
+from composer.writing.retry import Retry
 from tests.engine import PAGE, Engine, check_accounts, open_stack, prompt
 from tests.faults import Faulty, Inline, Stepped, before, once, refused
 from tests.test_lookup import forget
@@ -152,7 +152,7 @@ class TestWriteBack:
             assert engine.serve(prompt(0, 1, 7, 8)).num_pages == 4
 
     def test_a_host_that_takes_nothing_does_not_stop_the_device(self, backend, monkeypatch):
-        monkeypatch.setattr("composer.sender.PATIENCE_S", 0.01)
+        monkeypatch.setattr("composer.writing.sender.PATIENCE_S", 0.01)
         with open_stack("kv", units=(4, 2), backend=backend, policy=self.POLICY) as stack:
             engine, host = Engine(stack), stack.cache.tiers.host
             taken = host.take({"kv": host.num_free("kv")})
@@ -183,7 +183,7 @@ class TestLimit:
             assert num_stored(backend) == 4
 
     def test_a_commit_does_not_wait_for_ever(self, backend, monkeypatch):
-        monkeypatch.setattr("composer.sender.PATIENCE_S", 0.01)
+        monkeypatch.setattr("composer.writing.sender.PATIENCE_S", 0.01)
         executor, policy = Stepped(), {"max_pending": "1B"}
         with open_stack("kv", backend=backend, executor=executor, policy=policy) as stack:
             engine = Engine(stack)

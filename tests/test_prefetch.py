@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-import composer.prefetch
-from composer.prefetch import WAITS
+import composer.reading.prefetch
+from composer.reading.prefetch import WAITS
 from composer.schema import PolicyConfig, PrefetchPolicy
 from tests.engine import PAGE, Engine, check_accounts, open_stack, prompt
 from tests.faults import Faulty, Stepped, before, broken, dropped, once
@@ -22,7 +22,7 @@ def backend():
 @pytest.fixture
 def small_parts(monkeypatch):
     """Each page is read by itself."""
-    monkeypatch.setattr(composer.prefetch, "PART_BYTES", 1)
+    monkeypatch.setattr(composer.reading.prefetch, "PART_BYTES", 1)
 
 
 def stored(schema, num_pages, backend, units=(16, 16), **policy):

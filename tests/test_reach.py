@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer.reach import Reach
+from composer.residency.reach import Reach
 from tests.engine import PAGE, Engine, check_accounts, open_stack, prompt
 from tests.faults import Faulty, Kept, refused
 from tests.tiers import ROOT, chain

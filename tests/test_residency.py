@@ -5,7 +5,7 @@ import random
 import pytest
 
 from composer.errors import InvariantError
-from composer.pins import Pins
+from composer.residency.pins import Pins
 from composer.schema import EvictionPolicy
 from tests.tiers import ROOT, adopt, chain, checkpoint, tier
 

@@ -310,7 +310,7 @@ class TestInPlace:
         with open_stack("kv+window+state", (16, 16), backend=backend) as stack:
             tokens = prompt(*range(6))
             Engine(stack).serve(tokens, states_at=[6 * PAGE])
-            monkeypatch.setattr("composer.operation.Operation.lease", lambda *_: 1 // 0)
+            monkeypatch.setattr("composer.reading.operation.Operation.lease", lambda *_: 1 // 0)
             with pytest.raises(ZeroDivisionError):
                 stack.restore(stack.match(tokens))
             check_accounts(stack)

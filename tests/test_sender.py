@@ -7,8 +7,8 @@ import pytest
 
 from composer.counters import Counters
 from composer.errors import InvariantError
-from composer.pending import Pending
-from composer.retry import Retry
+from composer.writing.pending import Pending
+from composer.writing.retry import Retry
 from tests.engine import PAGE, Engine, check_accounts, open_stack, prompt
 from tests.faults import Faulty, Inline, Kept, Stepped, refused
 from tests.test_movement import eventually, num_stored
@@ -187,7 +187,7 @@ class TestNothingIsLost:
             assert stack.counters()["backups_lost.pages"] == 2
 
     def test_write_back_keeps_what_found_no_room_for_the_next_publish(self, backend, monkeypatch):
-        monkeypatch.setattr("composer.sender.PATIENCE_S", 0.01)
+        monkeypatch.setattr("composer.writing.sender.PATIENCE_S", 0.01)
         policy = {"name": "write_back"}
         with open_stack("kv", (4, 4), backend=backend, policy=policy) as stack:
             host = stack.cache.tiers.host
@@ -202,7 +202,7 @@ class TestNothingIsLost:
             check_accounts(stack)
 
     def test_a_batch_that_no_queue_takes_is_sent_by_a_publish(self, backend, monkeypatch):
-        monkeypatch.setattr("composer.sender.MOST_WAITING", 2)
+        monkeypatch.setattr("composer.writing.sender.MOST_WAITING", 2)
         with open_stack("kv", (16, 4), backend=backend) as stack:
             host = stack.cache.tiers.host
             taken = host.take({"kv": 8})
@@ -264,7 +264,7 @@ class TestEnds:
 
     def test_a_commit_in_many_parts_is_as_patient_as_one(self, backend, monkeypatch):
         now = [0.0]
-        monkeypatch.setattr("composer.sender.monotonic", lambda: now[0])
+        monkeypatch.setattr("composer.writing.sender.monotonic", lambda: now[0])
         policy = {"max_pending": "1B"}
         with stepped("kv", (64, 4), backend, policy=policy) as (stack, executor):
             pending = stack.cache.writer._sender.pending

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer.eviction import PROTECTED_SHARE
+from composer.residency.eviction import PROTECTED_SHARE
 from composer.schema import EvictionPolicy
 from tests.engine import Engine, open_stack, prompt
 from tests.tiers import adopt, chain, tier

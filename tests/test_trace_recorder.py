@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer.lookup import Prompt
+from composer.reading.lookup import Prompt
 from composer.traces import TraceRecorder, read_requests
 
 SIZE = 16

@@ -2,7 +2,7 @@
 
 import pytest
 
-from composer.ledger import Ledger
+from composer.writing.ledger import Ledger
 from tests.engine import PAGE, Engine, check_accounts, open_stack, prompt
 from tests.faults import Faulty, Stepped, before, broken, delayed, dropped, once, refused
 from tests.test_lookup import forget

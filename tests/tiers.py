@@ -1,8 +1,8 @@
 """One tier without a stack, and what can be put into it."""
 
 from composer.free_list import FreeList
-from composer.pins import Pins
-from composer.residency import Checkpoint, Residency, Resident
+from composer.residency.pins import Pins
+from composer.residency.tier import Checkpoint, Residency, Resident
 from composer.stack_plan import plan_stack
 from tests.engine import config
 

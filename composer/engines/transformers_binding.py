@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from composer.device_buffers import stacked
 from composer.engines.transformers_cache import Place, held, is_windowed, layers_of, new_cache
-from composer.lease import Lease
+from composer.reading.lease import Lease
 from composer.stack import Stack
 
 VALUES = "values"  # a pool that excludes them has them in its keys

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from composer.jobs.pattern import PagePattern
 from composer.jobs.replay_tally import MOST_DETAILS, Tally
 from composer.jobs.serving import Serving
-from composer.lease import Lease, Slots
-from composer.lookup import Match, Prompt
+from composer.reading.lease import Lease, Slots
+from composer.reading.lookup import Match, Prompt
 from composer.stack import Stack
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from composer.lookup import TIERS
+from composer.reading.lookup import TIERS
 
 MOST_DETAILS = 10  # mismatches told one by one
 

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from composer.jobs.replay_tally import Tally
-from composer.lease import Lease, Slots
-from composer.lookup import TIERS, Match, Prompt
+from composer.reading.lease import Lease, Slots
+from composer.reading.lookup import TIERS, Match, Prompt
 from composer.stack import Stack
 
 FAR_TOKENS = 512  # hits behind this many tokens are counted apart

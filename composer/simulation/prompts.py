@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from composer.lookup import Prompt
 from composer.page_hash import root_hash, scope_name
+from composer.reading.lookup import Prompt
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class TraceRecorder:
     def _blocks(self, prompt: Any) -> tuple[int, list[bytes]]:
         """A prompt's length, and a hash for each of its blocks, the partial last one too."""
         size = self._block_tokens
-        from composer.lookup import Prompt  # late: a reader of traces needs no torch
+        from composer.reading.lookup import Prompt  # late: a reader of traces needs no torch
 
         if isinstance(prompt, Prompt):
             num_tokens, hashes = prompt.num_tokens, prompt.hashes

@@ -25,7 +25,7 @@ from composer.jobs.bench.parts import (
 )
 from composer.jobs.replay_tally import Tally
 from composer.jobs.serving import Serving
-from composer.lookup import Prompt
+from composer.reading.lookup import Prompt
 from composer.resolve import resolve
 from composer.schema import StackConfig, WritePolicy
 from composer.spec import ModelSpec

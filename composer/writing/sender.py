@@ -9,8 +9,8 @@ from functools import partial
 from threading import Lock
 from time import monotonic
 
-from composer.backup import Backup, Batch, Rewrite, Route, copy_together
-from composer.pending import Pending
+from composer.writing.backup import Backup, Batch, Rewrite, Route, copy_together
+from composer.writing.pending import Pending
 
 MOST_WAITING = 1024  # batches that wait for room
 PATIENCE_S = 5.0  # of a caller, with what is on its way before his

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from composer.chains import Chains
-from composer.entries import Checkpoint, PageEntry, Resident
-from composer.eviction import EvictionQueue, Protected
 from composer.free_list import FreeList
 from composer.group import Reservation, reserve
 from composer.plan import SpacePlan
-from composer.reach import Reach
+from composer.residency.chains import Chains
+from composer.residency.entries import Checkpoint, PageEntry, Resident
+from composer.residency.eviction import EvictionQueue, Protected
+from composer.residency.reach import Reach
 from composer.schema import EvictionPolicy
 
 __all__ = ["Checkpoint", "PageEntry", "Residency", "Resident"]

@@ -8,10 +8,10 @@ from itertools import count
 import numpy as np
 
 from composer.boundary import Bools
-from composer.entries import PageEntry, PageSlots, Resident
 from composer.free_list import FreeList
-from composer.holders import Holders
 from composer.plan import SpacePlan
+from composer.residency.entries import PageEntry, PageSlots, Resident
+from composer.residency.holders import Holders
 
 
 class Holdings:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from composer.backup import Batch
-from composer.held_back import HeldBack
-from composer.ledger import Ledger
-from composer.lookup import Tiers
+from composer.reading.lookup import Tiers
+from composer.writing.backup import Batch
+from composer.writing.held_back import HeldBack
+from composer.writing.ledger import Ledger
 
 
 class Losses:

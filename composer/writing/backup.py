@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from composer.controller import HybridCacheController
 from composer.group import Reservation
-from composer.ledger import Ledger
-from composer.lookup import Tiers
-from composer.pins import Pins
 from composer.plan import StackPlan
-from composer.residency import Checkpoint, PageEntry, Resident
+from composer.reading.lookup import Tiers
+from composer.residency.pins import Pins
+from composer.residency.tier import Checkpoint, PageEntry, Resident
 from composer.transfer import PoolTransfer
+from composer.writing.ledger import Ledger
 
 log = logging.getLogger(__name__)
 Hashes = Mapping[str, Sequence[bytes]]  # index space -> page hashes

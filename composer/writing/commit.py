@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from composer.backup import Batch
-from composer.checkpoints import Thinning
-from composer.lease import Slots
-from composer.lookup import Prompt, Tiers
-from composer.residency import Checkpoint, PageEntry, Resident
-from composer.writer import Writer
+from composer.reading.lease import Slots
+from composer.reading.lookup import Prompt, Tiers
+from composer.residency.tier import Checkpoint, PageEntry, Resident
+from composer.writing.backup import Batch
+from composer.writing.checkpoints import Thinning
+from composer.writing.writer import Writer
 
 Boundaries = Mapping[int, Mapping[str, int] | None]  # tokens -> index space -> device state
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from composer.report import Report
+from composer.reading.report import Report
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Lease:
         states: Index space -> device state at the boundary. States are immutable: copy one into a
             working slot (``Stack.copy_state``) before going on from it.
         hit_tokens: Tokens by the fastest tier that held them.
-        page_tiers: Per page, the index of that tier in ``composer.lookup.TIERS``.
+        page_tiers: Per page, the index of that tier in ``composer.reading.lookup.TIERS``.
         shortened_by: What cut the prefix: an index space, or ``host_capacity`` or
             ``device_capacity``; None where nothing did.
         degraded: Optional pools that are missing for some page of the prefix.

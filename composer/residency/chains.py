@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 
-from composer.entries import Checkpoint, PageEntry
 from composer.errors import InvariantError
-from composer.eviction import RANKS, EvictionQueue, Protected, Rank, Use
 from composer.free_list import FreeList
-from composer.holdings import Holdings
 from composer.plan import SpacePlan
-from composer.reach import Reach
+from composer.residency.entries import Checkpoint, PageEntry
+from composer.residency.eviction import RANKS, EvictionQueue, Protected, Rank, Use
+from composer.residency.holdings import Holdings
+from composer.residency.reach import Reach
 from composer.schema import EvictionPolicy
 
 Link = tuple[bytes, bytes]  # a page's hash, and that of the page before it

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from composer.backup import Batch
-from composer.held_back import HeldBack
-from composer.residency import Checkpoint, PageEntry, Residency
+from composer.residency.tier import Checkpoint, PageEntry, Residency
 from composer.schema import PolicyConfig
 from composer.schema import WritePolicy as Name
+from composer.writing.backup import Batch
+from composer.writing.held_back import HeldBack
 
 
 class WriteThrough:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence, Set
 from functools import partial
 
 from composer.group import Reservation
-from composer.load_back import Step
-from composer.lookup import Prompt, Tiers
-from composer.pins import Pins
-from composer.residency import Checkpoint, Residency, Resident
+from composer.reading.load_back import Step
+from composer.reading.lookup import Prompt, Tiers
+from composer.residency.pins import Pins
+from composer.residency.tier import Checkpoint, Residency, Resident
 from composer.transfer import PoolTransfer
 
 Wanted = Mapping[str, list[bytes]]  # index space -> page hashes

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import compress
 
-from composer.backup import Hashes
 from composer.controller import PoolTransferResult
-from composer.ledger import Slot
-from composer.lookup import Tiers
-from composer.losses import Losses
+from composer.reading.lookup import Tiers
 from composer.transfer import PoolTransfer
+from composer.writing.backup import Hashes
+from composer.writing.ledger import Slot
+from composer.writing.losses import Losses
 
 Scopes = Mapping[str, Mapping[str, list[bytes]]]  # scope -> index space -> page hashes
 

@@ -5,13 +5,13 @@ What was read decides: after each step the boundary is asked again. A tier witho
 
 from __future__ import annotations
 
-from composer.landing import Landing
-from composer.lease import Lease
-from composer.load_back import LayerNeeds, Load
-from composer.lookup import Lookup, Match, Prompt, Tiers
-from composer.operation import Operation, Save
-from composer.prefetch import Fetch, Patience, Prefetcher
-from composer.report import Reports
+from composer.reading.landing import Landing
+from composer.reading.lease import Lease
+from composer.reading.load_back import LayerNeeds, Load
+from composer.reading.lookup import Lookup, Match, Prompt, Tiers
+from composer.reading.operation import Operation, Save
+from composer.reading.prefetch import Fetch, Patience, Prefetcher
+from composer.reading.report import Reports
 
 
 class Restore:

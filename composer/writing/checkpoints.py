@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from composer.lookup import Tiers
-from composer.residency import Residency
+from composer.reading.lookup import Tiers
+from composer.residency.tier import Residency
 
 
 def worth_keeping(

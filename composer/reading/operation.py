@@ -11,14 +11,14 @@ import numpy as np
 
 from composer.boundary import Bools, Requirement, longest, restorable_lengths, shortened_by
 from composer.group import Reservation
-from composer.landing import Landing, add_checkpoint
-from composer.lease import Lease
-from composer.load_back import Load
-from composer.lookup import TIERS, Lookup, Match, Presence, Tiers
-from composer.pins import Pins
-from composer.prefetch import Fetch, Patience, Plan, Prefetcher
-from composer.report import Report
-from composer.residency import Checkpoint, PageEntry, Residency
+from composer.reading.landing import Landing, add_checkpoint
+from composer.reading.lease import Lease
+from composer.reading.load_back import Load
+from composer.reading.lookup import TIERS, Lookup, Match, Presence, Tiers
+from composer.reading.prefetch import Fetch, Patience, Plan, Prefetcher
+from composer.reading.report import Report
+from composer.residency.pins import Pins
+from composer.residency.tier import Checkpoint, PageEntry, Residency
 
 Entry = PageEntry | Checkpoint
 Save = Callable[[Entry], None]  # what the device tier is about to give up

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from composer.backup import Batch
-from composer.residency import Checkpoint, PageEntry, Residency
+from composer.residency.tier import Checkpoint, PageEntry, Residency
+from composer.writing.backup import Batch
 
 
 class HeldBack:

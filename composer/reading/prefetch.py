@@ -15,10 +15,10 @@ from time import monotonic
 from composer.boundary import Bools
 from composer.controller import PoolTransferResult
 from composer.group import Reservation
-from composer.landing import Wanted, add_checkpoint, adopt
-from composer.lookup import Prompt, Tiers
-from composer.pins import Pins
-from composer.residency import Resident
+from composer.reading.landing import Wanted, add_checkpoint, adopt
+from composer.reading.lookup import Prompt, Tiers
+from composer.residency.pins import Pins
+from composer.residency.tier import Resident
 from composer.schema import PolicyConfig, PrefetchPolicy
 from composer.transfer import PoolTransfer
 

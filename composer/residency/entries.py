@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from composer.eviction import Use
+from composer.residency.eviction import Use
 
 
 @dataclass(slots=True)

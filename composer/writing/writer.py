@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
-from composer.backup import Batch, Hashes, Rewrite, Route
 from composer.group import Reservation
-from composer.heads import Head, Heads
-from composer.ledger import Ledger, Slot
-from composer.lookup import Prompt, Tiers
-from composer.losses import Losses
-from composer.residency import Checkpoint, PageEntry
-from composer.retry import Retry
+from composer.reading.lookup import Prompt, Tiers
+from composer.residency.tier import Checkpoint, PageEntry
 from composer.schema import PolicyConfig
-from composer.sender import Sender
-from composer.storing import Storing, by_scope
 from composer.units import parse_bytes
-from composer.write_policy import POLICIES, WriteNothing
+from composer.writing.backup import Batch, Hashes, Rewrite, Route
+from composer.writing.heads import Head, Heads
+from composer.writing.ledger import Ledger, Slot
+from composer.writing.losses import Losses
+from composer.writing.retry import Retry
+from composer.writing.sender import Sender
+from composer.writing.storing import Storing, by_scope
+from composer.writing.write_policy import POLICIES, WriteNothing
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from composer.residency import PageEntry, Residency
+from composer.residency.tier import PageEntry, Residency
 
 Wanted = Mapping[str, Sequence[bytes]]  # index space -> page hashes
 

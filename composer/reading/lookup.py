@@ -17,8 +17,8 @@ from composer.boundary import Bools, Requirement, longest, restorable_lengths, s
 from composer.controller import HybridCacheController
 from composer.page_hash import hash_pages, root_hash, scope_name, token_array
 from composer.plan import StackPlan
-from composer.reach import Reach
-from composer.residency import Residency
+from composer.residency.reach import Reach
+from composer.residency.tier import Residency
 from composer.schema import EvictionPolicy
 from composer.transfer import PoolTransfer
 

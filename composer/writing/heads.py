@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from time import monotonic
 
-from composer.lookup import Tiers
+from composer.reading.lookup import Tiers
 from composer.transfer import PoolTransfer
 
 MOST_KNOWN = 4096

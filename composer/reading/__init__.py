@@ -1,0 +1,1 @@
+"""From a prompt to a lease: look up, prefetch, load back."""

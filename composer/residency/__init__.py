@@ -1,0 +1,1 @@
+"""What each tier holds, and what it gives up when it is full."""

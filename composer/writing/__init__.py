@@ -1,0 +1,1 @@
+"""From a commit to storage: back up, write, prove, retry."""
