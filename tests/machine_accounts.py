@@ -164,7 +164,7 @@ class Accounts:
             in_flight += left
             free_list.check(sorted(used))
         coming = cache.prefetcher._coming
-        unread = [pairs for fetch in coming for part in fetch._parts for pairs in part.values()]
+        unread = [one.slots for fetch in coming for part in fetch._parts for one in part.values()]
         assert in_flight == cache.writer.ledger.num_coming + sum(map(len, unread))
         assert not (idle and in_flight), f"{in_flight} host slots leaked"
         assert not (idle and coming), "a fetch that nobody runs"

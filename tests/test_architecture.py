@@ -114,6 +114,7 @@ LAYERS = [  # bottom first: the architecture diagram; change it on purpose or no
             "composer.reading.lookup",
             "composer.reading.load_back",
             "composer.reading.landing",
+            "composer.reading.fetch_plan",
             "composer.reading.prefetch",
             "composer.reading.operation",
             "composer.reading.restore",

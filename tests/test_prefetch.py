@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-import composer.reading.prefetch
+import composer.reading.fetch_plan
 from composer.reading.prefetch import WAITS
 from composer.schema import PolicyConfig, PrefetchPolicy
 from tests.engine import PAGE, Engine, check_accounts, open_stack, prompt
@@ -22,7 +22,7 @@ def backend():
 @pytest.fixture
 def small_parts(monkeypatch):
     """Each page is read by itself."""
-    monkeypatch.setattr(composer.reading.prefetch, "PART_BYTES", 1)
+    monkeypatch.setattr(composer.reading.fetch_plan, "PART_BYTES", 1)
 
 
 def stored(schema, num_pages, backend, units=(16, 16), **policy):

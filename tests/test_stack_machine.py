@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
-from composer.reading import prefetch
+from composer.reading import fetch_plan
 from composer.reading.lookup import Prompt
 from tests.engine import PAGE, longest_by_hand, present_by_hand, prompt
 from tests.machine_cases import (
@@ -43,7 +43,7 @@ class Machine(World):
     def start(self, units, policy, weather, page_by_page, first):
         """In some weather; None: it stays calm to the end."""
         self.units, self.policy, self.calm_only = units, policy, weather is None
-        prefetch.PART_BYTES = 1 if page_by_page else 1 << 20  # ``run`` puts it back
+        fetch_plan.PART_BYTES = 1 if page_by_page else 1 << 20  # ``run`` puts it back
         self.open()
         for path in first:
             self.serve(path, None, tail=0, keep=False)
@@ -282,7 +282,7 @@ def run(case: str, num_stories: int, num_steps: int = 50, start: str = "", **mor
     told = seed(crc32(f"{case} {start}".encode()))(machine)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("composer.writing.sender.PATIENCE_S", 0.0)  # nobody works while a rule waits
-        patch.setattr(prefetch, "PART_BYTES", 1)
+        patch.setattr(fetch_plan, "PART_BYTES", 1)
         run_state_machine_as_test(told, settings=settings(**{**fixed, **more}))
     return sum(machine.steps[1:])
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 
+import numpy as np
+
+from composer.boundary import Bools
 from composer.group import Reservation
 from composer.reading.load_back import Step
 from composer.reading.lookup import Prompt, Tiers
@@ -99,6 +104,9 @@ class Landing:
             if space not in self._coming:
                 found[space] = device.slots(space, hashes)
                 continue
+            if len(self._coming[space]) == len(hashes):
+                found[space] = list(self._taken[space])
+                continue
             coming = dict(zip(self._coming[space], self._taken[space], strict=True))
             here = iter(device.slots(space, [one for one in hashes if one not in coming]))
             found[space] = [coming[one] if one in coming else next(here) for one in hashes]
@@ -132,68 +140,92 @@ class Landing:
     def _land(self) -> None:
         """Take over what was loaded. What another brought meanwhile stays the lease's own."""
         tiers, device = self._tiers, self._tiers.device
-        slots: dict[str, dict[int, Resident]] = {}
+        arrived: dict[str, Arrived] = {}
         own: Reservation = {}
         taken, self._taken = self._taken, {}
         for space, ids in taken.items():
-            coming, known = self._coming[space], device.residents[space]
-            slots[space], own[space] = {}, []
-            flags = tiers.host.degraded(space, coming)
-            for page, page_hash, slot, flag in zip(
-                self._pages[space], coming, ids, flags, strict=True
-            ):
-                if page_hash in known:
-                    own[space].append(slot)
-                else:
-                    slots[space][page] = Resident(slot, flag)
-        if slots:
-            adopt(device, self._prompt, slots, self._pins[0])
+            coming = self._coming[space]
+            one = Arrived(self._pages[space], ids, tiers.host.degraded(space, coming))
+            known = device.present(space, coming)
+            arrived[space], others = one.split(~known) if known.any() else (one, [])
+            own[space] = others
+        if arrived:
+            adopt(device, self._prompt, arrived, self._pins[0])
         add_checkpoint(device, self._prompt, self._wanted)
         self._held.keep(self._wanted, own)
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """Slots of one index space with what a prompt's pages hold there.
+
+    Attributes:
+        pages: Pages of the prompt, in order.
+        slots: The slot of each.
+        degraded: Of each, whether its optional pools hold nothing.
+    """
+
+    pages: Sequence[int]
+    slots: Sequence[int]
+    degraded: Sequence[bool]
+
+    def split(self, chosen: Bools) -> tuple[Arrived, list[int]]:
+        """Those that are chosen, and the slots of the others."""
+        flags, others = chosen.tolist(), (~chosen).tolist()
+        found = Arrived(
+            list(compress(self.pages, flags)),
+            list(compress(self.slots, flags)),
+            list(compress(self.degraded, flags)),
+        )
+        return found, list(compress(self.slots, others))
 
 
 def adopt(
     tier: Residency,
     prompt: Prompt,
-    slots: Mapping[str, dict[int, Resident]],
+    arrived: Mapping[str, Arrived],
     pins: Pins,
-    failed: Set[int] = frozenset(),
+    failed: Collection[int] = (),
 ) -> None:
     """Take slots over and pin them: pages as far as they continue the prefix in all spaces.
 
     Args:
         tier: Where the slots are.
         prompt: Whose pages they hold.
-        slots: Index space -> page of the prompt -> slot.
+        arrived: Index space -> its slots.
         pins: Of the same tier.
         failed: Pages that should be among them, and are not, in some space that keeps every page.
     """
-    end = min(failed, default=len(prompt.hashes))
-    whole, paged = [], tier.page_spaces
-    for page in sorted({page for space in paged for page in slots.get(space, ())}):
-        own = {s: slots[s][page] for s in paged if page in slots.get(s, {})}
-        if page < end and len(own) == len(paged):
-            whole.append(page)
-        else:
-            tier.give_back({space: [one.slot] for space, one in own.items()})
-    if whole:
-        chain = [(prompt.hashes[page], prompt.parent(page)) for page in whole]
-        given = {space: [slots[space][page] for page in whole] for space in paged}
-        tier.adopt_pages(
+    hashes = prompt.hashes
+    paged = _whole(tier, arrived, min(failed, default=len(hashes)))
+    pages = next(iter(paged.values())).pages if paged else ()
+    if pages:
+        found = tier.adopt_pages(
             prompt.scope,
-            chain,
-            {space: [one.slot for one in found] for space, found in given.items()},
-            {space: [one.degraded for one in found] for space, found in given.items()},
+            [(hashes[page], prompt.parent(page)) for page in pages],
+            {space: one.slots for space, one in paged.items()},
+            {space: one.degraded for space, one in paged.items()},
         )
-    for space in tier.trailing:
-        for page, resident in slots.get(space, {}).items():
-            tier.adopt_trailing(space, prompt.hashes[page], resident)
-    pins.add(
-        {
-            space: [prompt.hashes[page] for page in sorted(slots.get(space, {}))]
-            for space in (*tier.page_spaces, *tier.trailing)
-        }
-    )
+        pins.add_pages(found)
+    trailing = {space: arrived[space] for space in tier.trailing if space in arrived}
+    for space, one in trailing.items():
+        for page, slot, degraded in zip(one.pages, one.slots, one.degraded, strict=True):
+            tier.adopt_trailing(space, hashes[page], Resident(slot, degraded))
+    pins.add({space: [hashes[page] for page in one.pages] for space, one in trailing.items()})
+
+
+def _whole(tier: Residency, arrived: Mapping[str, Arrived], end: int) -> dict[str, Arrived]:
+    """Pages before ``end`` that arrived in every space that keeps every page; others go back."""
+    paged = {space: arrived[space] for space in tier.page_spaces if space in arrived}
+    common: set[int] = set()
+    if len(paged) == len(tier.page_spaces) and paged:
+        common = set.intersection(*(set(one.pages) for one in paged.values()))
+    for space, one in paged.items():
+        chosen = np.array([page < end and page in common for page in one.pages], np.bool_)
+        if not chosen.all():
+            paged[space], others = one.split(chosen)
+            tier.give_back({space: others})
+    return paged
 
 
 def add_checkpoint(tier: Residency, prompt: Prompt, wanted: Wanted) -> None:

@@ -11,11 +11,12 @@ import numpy as np
 
 from composer.boundary import Bools, Requirement, longest, restorable_lengths, shortened_by
 from composer.group import Reservation
+from composer.reading.fetch_plan import FetchPlan
 from composer.reading.landing import Landing, add_checkpoint
 from composer.reading.lease import Lease
 from composer.reading.load_back import Load
 from composer.reading.lookup import TIERS, Lookup, Match, Presence, Tiers
-from composer.reading.prefetch import Fetch, Patience, Plan, Prefetcher
+from composer.reading.prefetch import Fetch, Patience, Prefetcher
 from composer.reading.report import Report
 from composer.residency.pins import Pins
 from composer.residency.tier import Checkpoint, PageEntry, Residency
@@ -108,7 +109,7 @@ class Operation:
         with self._tiers.lock:
             taken, self._taken["host"] = self._taken["host"], {}
             pages = {space: self._from["host"][space] for space in taken}
-            plan = Plan(self._prompt, self.boundary, self._wanted(self.boundary), pages, taken)
+            plan = FetchPlan(self._prompt, self.boundary, self._wanted(self.boundary), pages, taken)
             self._fetch = self._prefetcher.start(plan)
         return self._fetch
 

@@ -8,43 +8,20 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import compress
 from threading import Condition, get_ident
 from time import monotonic
 
 from composer.boundary import Bools
 from composer.controller import PoolTransferResult
-from composer.group import Reservation
-from composer.reading.landing import Wanted, add_checkpoint, adopt
-from composer.reading.lookup import Prompt, Tiers
+from composer.reading.fetch_plan import FetchPlan, Part
+from composer.reading.landing import Arrived, add_checkpoint, adopt
+from composer.reading.lookup import Tiers
 from composer.residency.pins import Pins
-from composer.residency.tier import Resident
 from composer.schema import PolicyConfig, PrefetchPolicy
 from composer.transfer import PoolTransfer
 
 log = logging.getLogger(__name__)
-PART_BYTES = 32 << 20  # of pages: large enough for a store's full speed
-
-Part = Mapping[str, list[tuple[int, int]]]  # index space -> (page of the prompt, host slot)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is to be fetched of a prompt.
-
-    Attributes:
-        prompt: Whose pages they are.
-        num_pages: Prefix that is restorable once all has arrived.
-        wanted: Index space -> page hashes that the prefix needs.
-        pages: Index space -> pages of the prompt to read.
-        slots: Index space -> host slots for them, taken.
-    """
-
-    prompt: Prompt
-    num_pages: int
-    wanted: Wanted
-    pages: Mapping[str, list[int]]
-    slots: Reservation
 
 
 class Patience:
@@ -67,12 +44,12 @@ class Fetch:
         results: What became of the parts that were read.
     """
 
-    def __init__(self, tiers: Tiers, plan: Plan, end: Callable[[Fetch], None]) -> None:
+    def __init__(self, tiers: Tiers, plan: FetchPlan, end: Callable[[Fetch], None]) -> None:
         self._tiers, self._plan, self._end = tiers, plan, end
         self.num_pages = plan.num_pages
         every = plan.prompt.hashes
         self.hashes = {s: {every[page] for page in pages} for s, pages in plan.pages.items()}
-        self._parts = deque(_parts(tiers, plan))
+        self._parts = deque(plan.parts(tiers))
         self.results: list[PoolTransferResult] = []
         self._pins = Pins(tiers.host, "prefetch")
         self._changed = Condition()
@@ -175,11 +152,11 @@ class Fetch:
         transfers = [
             PoolTransfer(
                 space,
-                host_ids=[slot for _, slot in pairs],
-                page_hashes=[prompt.hashes[page] for page, _ in pairs],
+                host_ids=piece.slots,
+                page_hashes=[prompt.hashes[page] for page in piece.pages],
                 scope=prompt.scope,
             )
-            for space, pairs in part.items()
+            for space, piece in part.items()
         ]
         try:
             results = tiers.controller.prefetch(transfers)
@@ -187,28 +164,25 @@ class Fetch:
             self._give_back([part])
             raise
         self.results += results
-        slots: dict[str, dict[int, Resident]] = {}
+        arrived: dict[str, Arrived] = {}
         failed: set[int] = set()
         with tiers.lock:
             for result in results:
-                good: dict[int, Resident] = {}
-                flags = zip(result.ok.tolist(), result.degraded.tolist(), strict=True)
-                for (page, slot), (ok, degraded) in zip(part[result.pool], flags, strict=True):
-                    if ok:
-                        good[page] = Resident(slot, degraded)
-                        continue
-                    tiers.host.give_back({result.pool: [slot]})
-                    if result.pool in tiers.host.page_spaces:
-                        failed.add(page)
-                slots[result.pool] = good
-            adopt(tiers.host, prompt, slots, self._pins, failed)
+                space, piece = result.pool, part[result.pool]
+                one = Arrived(piece.pages, piece.slots, result.degraded.tolist())
+                if not result.ok.all():
+                    if space in tiers.host.page_spaces:
+                        failed.update(compress(piece.pages, ~result.ok))
+                    one, others = one.split(result.ok)
+                    tiers.host.give_back({space: others})
+                arrived[space] = one
+            adopt(tiers.host, prompt, arrived, self._pins, failed)
         return not failed
 
     def _give_back(self, parts: Iterable[Part]) -> None:
         with self._tiers.lock:
             for part in parts:
-                for space, pairs in part.items():
-                    self._tiers.host.give_back({space: [slot for _, slot in pairs]})
+                self._tiers.host.give_back({space: one.slots for space, one in part.items()})
 
 
 class Prefetcher:
@@ -219,7 +193,7 @@ class Prefetcher:
         self._coming: list[Fetch] = []
         self._num_held: Counter[str] = Counter()  # host slots of fetches, by index space
 
-    def start(self, plan: Plan) -> Fetch:
+    def start(self, plan: FetchPlan) -> Fetch:
         """Register a fetch, which somebody has to run. Used under the caches' lock."""
         fetch = Fetch(self._tiers, plan, self._ended)
         self._coming.append(fetch)
@@ -278,23 +252,3 @@ WAITS: Mapping[PrefetchPolicy, Callable[[PolicyConfig, int], float | None]] = {
     PrefetchPolicy.wait_complete: lambda _policy, _num_tokens: None,
     PrefetchPolicy.timeout: _timeout_s,
 }
-
-
-def _parts(tiers: Tiers, plan: Plan) -> list[Part]:
-    """Pages in prefix order, some megabytes a part; what trails comes with the last of them."""
-    spaces, paged = tiers.plan.spaces, tiers.host.page_spaces
-    slots = {s: dict(zip(plan.pages[s], ids, strict=True)) for s, ids in plan.slots.items()}
-    page_bytes = sum(spaces[space].host_slot_bytes for space in paged) or 1
-    step = max(PART_BYTES // page_bytes, 1)
-    pages = sorted({page for space in paged for page in slots.get(space, ())})
-    parts: list[dict[str, list[tuple[int, int]]]] = []
-    for start in range(0, len(pages), step):
-        group = pages[start : start + step]
-        part = {s: [(p, slots[s][p]) for p in group if p in slots[s]] for s in paged if s in slots}
-        parts.append({space: pairs for space, pairs in part.items() if pairs})
-    trailing = {s: list(found.items()) for s, found in slots.items() if s not in paged and found}
-    if trailing and not parts:
-        parts.append({})
-    if trailing:
-        parts[-1].update(trailing)
-    return list(parts)
