@@ -90,6 +90,7 @@ def test_a_store_that_fails_costs_its_own_row_and_exit_code_1(kvpool, monkeypatc
     assert "storage: FAILED, nobody listens" in ended.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["qwen3_next_80b", "gemma3_27b", "mamba2_2_7b"])
 def test_models_with_heads_windows_and_states_are_measured_too(bench, model):
     data, _ = bench(f"model={model}", "job.rows=[copies,objects,match,restore]", "job.pages=1")

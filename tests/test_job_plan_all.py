@@ -43,6 +43,7 @@ def test_every_preset_has_a_line_with_the_figures_of_the_catalogue(table):
         assert line[-1] == row["namespace"]
 
 
+@pytest.mark.slow
 def test_under_the_other_convention_index_keys_have_the_catalogues_bytes_too(table):
     rows, _ = table("engine=transformers")
     for model, row in rows.items():
@@ -65,6 +66,7 @@ def test_overrides_hold_for_every_preset_and_one_that_does_not_take_them_says_wh
     assert rows["glm_5_3_flash"]["page_size"] == 64
 
 
+@pytest.mark.slow
 def test_a_users_own_presets_are_in_the_table(table, presets):
     rows, _ = table(f"--config-dir={presets.folder}")
     assert rows["tiny"]["family"] == "tiny"
