@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from composer.engines.transformers import Engine, Sampling, compose_for
+from composer.engines.transformers import Engine, Sampling, compose_for, generate
 from composer.engines.transformers_request import call_ends
 from composer.engines.weights import weights_digest
 from composer.errors import BackendError, ConfigError
@@ -154,6 +154,16 @@ def test_a_store_that_fails_costs_hits_and_no_answer(models):
         stack.clear()
         assert asked.ask(shared("llama")).said == cold.said
     assert backend.calls["put"] > 0
+
+
+def test_one_prompt_is_answered_without_an_engine_of_its_own(asked):
+    engine, ids = asked("llama").engine, shared("llama")
+    settings = {"sampling": Sampling(NEW, temperature=0.8, seed=7), "salt": "a"}
+    cold = generate(engine.model, ids, engine.stack, **settings)
+    warm = generate(engine.model, ids, engine.stack, **settings)
+    assert (cold.cached_tokens, warm.tokens) == (0, cold.tokens)
+    assert 0 < warm.cached_tokens < len(ids)
+    assert engine.generate(ids, **settings).tokens == cold.tokens
 
 
 def test_a_stream_gives_the_same_tokens_and_may_end_at_any_time(asked):

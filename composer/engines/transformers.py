@@ -1,7 +1,7 @@
 """Hugging Face transformers on a stack: a persistent, shared, token-exact prefix cache.
 
-``compose_for(model)`` makes the stack that fits a model, and ``Engine(model, stack)`` answers
-prompts with it:
+``compose_for(model)`` makes the stack that fits a model, ``generate(model, ids, stack)`` answers a
+prompt with it, and ``Engine(model, stack)`` many:
 
     with compose_for(model, ["backend=file", "backend.path=/tmp/kv"]) as stack:
         engine = Engine(model, stack)
@@ -40,7 +40,7 @@ from composer.schema import EngineOverlay, StackConfig
 from composer.stack import Stack, compose
 from composer.storage import StorageBackend
 
-__all__ = ["Engine", "Generated", "Sampling", "Stream", "compose_for"]
+__all__ = ["Engine", "Generated", "Sampling", "Stream", "compose_for", "generate"]
 
 NAME = "transformers"
 OF_MODEL = (  # what a config says of the model; the rest are settings
@@ -212,6 +212,19 @@ def compose_for(
     find_places(spec, probe(model, spec))
     config.model.revision = config.model.revision or weights_digest(model)
     return compose(config, backend=backend, **more)
+
+
+def generate(
+    model: Any,
+    ids: Sequence[int] | torch.Tensor,
+    stack: Stack,
+    sampling: Sampling | None = None,
+    *,
+    salt: str | None = None,
+    extra_key: str | None = None,
+) -> Generated:
+    """Answer one prompt, as ``Engine.generate``, with a model that is bound to a stack for it."""
+    return Engine(model, stack).generate(ids, sampling, salt=salt, extra_key=extra_key)
 
 
 def _config(model: Any, settings: Sequence[str] | DictConfig | StackConfig) -> StackConfig:
