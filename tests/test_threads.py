@@ -11,6 +11,7 @@ from composer.backends.faulty_rules import Call, Fault, Kind
 from tests.engine import PAGE, Engine, check_accounts, open_stack, prompt
 
 NUM_THREADS = 8
+LEAST_VERIFIED = 10  # slots, by each thread
 SALTS = (None, None, "a", "b")
 FAULTS = [
     Fault(Kind.fail, probability=0.02),
@@ -31,11 +32,10 @@ class Request:
     def __init__(self, stack, seed: int):
         self.stack, self.random, self.engine = stack, random.Random(seed), Engine(stack)
 
-    def run_until(self, end: float) -> int:
-        """Serve until a time; returns slots whose bytes were checked."""
-        while time.monotonic() < end:
+    def run_until(self, end: float) -> None:
+        """Serve until a time, and until the bytes of some slots were checked."""
+        while time.monotonic() < end or self.engine.num_verified < LEAST_VERIFIED:
             self.random.choices((self._serve, self._hold, self._tend), (20, 5, 1))[0]()
-        return self.engine.num_verified
 
     def _tokens(self) -> list[int]:
         branch, length, leave = (self.random.randint(*ends) for ends in ((0, 3), (0, 9), (0, 6)))
@@ -69,9 +69,9 @@ def serve_from_threads(schema: str, seconds: float) -> None:
         requests = [Request(stack, seed) for seed in range(NUM_THREADS)]
         running = [threads.submit(one.run_until, end) for one in requests]
         _, late = wait(running, timeout=seconds + 60)
-        assert not late, "a request never came back"
-        verified = [one.result() for one in running]
-    assert all(number > 10 for number in verified), "a thread was starved"
+        assert not late, "a request never came back, or was starved"
+        for one in running:
+            one.result()
     stack.publish()
     check_accounts(stack)
     counters = stack.counters()

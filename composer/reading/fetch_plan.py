@@ -10,7 +10,7 @@ from composer.group import Reservation
 from composer.reading.landing import Wanted
 from composer.reading.lookup import Prompt, Tiers
 
-PART_BYTES = 32 << 20  # of pages: large enough for a store's full speed
+PART_BYTES = 128 << 20  # of pages: a store's full speed, and few calls for large pages
 
 
 @dataclass(frozen=True)
