@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -31,7 +32,7 @@ from omegaconf import DictConfig
 from composer.config import load_cli_config, refuse_foreign, to_cli_config, with_origins
 from composer.config_loader import CONF, ROOT, Request
 from composer.config_reader import diagnose
-from composer.errors import ComposerError, ConfigError, Problems
+from composer.errors import ComposerError, ConfigError, Problem, Problems
 from composer.jobs import JobResult
 from composer.jobs.running import running_request
 from composer.registry import BACKENDS, JOBS, TRACES
@@ -151,19 +152,35 @@ def _diagnosed(error: Exception) -> ConfigError:
     arguments = get_args(sys.argv[1:])
     try:
         folders = [arguments.config_dir] if arguments.config_dir else []
-        overrides = _without_sweeps(arguments.overrides)
-        request = Request.of(None, overrides, arguments.config_name or ROOT, folders)
+        fixed, swept = _parted(arguments.overrides)
+        request = Request.of(None, fixed, arguments.config_name or ROOT, folders)
     except ConfigError as mistake:
         return mistake
-    return diagnose(error, request)
+    found = diagnose(error, request)
+    return ConfigError(
+        _of_some_points(one) if _group(one) in swept else one for one in found.problems
+    )
 
 
-def _without_sweeps(overrides: Sequence[str]) -> list[str]:
+def _parted(overrides: Sequence[str]) -> tuple[list[str], set[str]]:
+    """Overrides that hold for every point of a sweep, and what the others sweep."""
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
     except OverrideParseException:  # what the diagnosis is about to report
-        return list(overrides)
-    return [each.input_line or "" for each in parsed if not each.is_sweep_override()]
+        return list(overrides), set()
+    swept = [each for each in parsed if each.is_sweep_override()]
+    fixed = [each.input_line or "" for each in parsed if each not in swept]
+    return fixed, {each.key_or_group for each in swept}
+
+
+def _group(problem: Problem) -> str:
+    return problem.key.partition(".")[0]
+
+
+def _of_some_points(problem: Problem) -> Problem:
+    """A key that may be one of some of the choices that are swept, and not of the default one."""
+    only = f"Where only some choices of {_group(problem)} have it, write +{problem.key}=..."
+    return replace(problem, fix=f"{problem.fix} {only}".strip())
 
 
 def _hydra_main(app: _App) -> None:

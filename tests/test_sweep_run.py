@@ -80,6 +80,12 @@ def test_a_sweep_of_which_every_point_fails_exits_2(sweep):
     assert "2 points, and all failed" in ended.out
 
 
+def test_a_key_of_one_swept_choice_alone_is_told_how_to_be_written(kvpool):
+    ended = kvpool("-m", "job=simulate", "backend=memory,file", "backend.path=/x", "page_size=64")
+    assert ended.code == 2
+    assert "Where only some choices of backend have it, write +backend.path=..." in ended.err
+
+
 def test_a_point_s_command_runs_it_alone(sweep, kvpool):
     sweep("job=plan", "page_size=32,64", "+pools.kv.weight=2", "trace.path='a b.jsonl'")
     words = shlex.split(rows()[1]["command"])
