@@ -85,14 +85,14 @@ class Chains(Holdings):
         ids = zip(*(slots[space] for space in spaces), strict=True)
         whole = repeat((False,) * len(spaces))
         flags = whole if degraded is None else zip(*(degraded[s] for s in spaces), strict=True)
-        found: list[PageEntry] = []
+        known, found = self.pages, list[PageEntry]()
         above: PageEntry | None = None
         for (page_hash, parent), own, one_degraded in zip(pages, ids, flags, strict=False):
-            page = self.pages.get(page_hash)
+            page = known.get(page_hash)
             if page is None:
                 page = PageEntry(page_hash, parent, scope, own, one_degraded)
                 if above is None or above.page_hash != parent:
-                    above = self.pages.get(parent)
+                    above = known.get(parent)
                 self._insert(page, above)
             else:
                 self.give_back({space: [slot] for space, slot in zip(spaces, own, strict=True)})
@@ -102,22 +102,23 @@ class Chains(Holdings):
 
     def _insert(self, page: PageEntry, above: PageEntry | None) -> None:
         """Put a page behind the one that it continues; None: that one is not here."""
-        self.pages[page.page_hash] = page
+        page_hash, fresh, orphans = page.page_hash, self._fresh, self._orphans
+        self.pages[page_hash] = page
         page.arrived = page.last_use = next(self._clock)
-        fresh = self._fresh
         if above is None:
-            self._orphans.setdefault(page.parent, set()).add(page)
+            orphans.setdefault(page.parent, set()).add(page)
         else:
             page.above = above
             above.children += 1
             if fresh and fresh[-1] is above:
                 fresh.pop()  # no leaf any more
         fresh.append(page)
-        for child in self._orphans.pop(page.page_hash, ()):
-            child.above = page
-            page.children += 1
+        if page_hash in orphans:
+            for child in orphans.pop(page_hash):
+                child.above = page
+                page.children += 1
         if self._reach is not None:
-            self._reach.add_page(page.page_hash, page.parent)
+            self._reach.add_page(page_hash, page.parent)
         self.changes += 1
 
     def lock(self, pages: Sequence[PageEntry], holder: str) -> None:
@@ -184,21 +185,21 @@ class Chains(Holdings):
         """Evict up to so many pages; returns how many."""
         self._offer_fresh()
         leaves, evicted = self._leaves, list[PageEntry]()
-        parent: PageEntry | None = None
-        while len(evicted) < number:
-            page = leaves.offer_and_pop(parent.page_hash, parent) if parent else leaves.pop()
-            parent = None
-            if page is None:
-                break
-            if page.locks or page.children:
-                continue  # offered again when it becomes a leaf
+        page = leaves.pop()
+        while page is not None:
+            if page.locks or page.children:  # offered again when it becomes a leaf
+                page = leaves.pop()
+                continue
             if self._refuses(page):
                 self._offer(page)
                 break
             parent = self._drop_page(page)
             evicted.append(page)
-        if parent is not None:
-            self._offer(parent)
+            if len(evicted) == number:
+                if parent is not None:
+                    leaves.offer(parent.page_hash, parent)
+                break
+            page = leaves.offer_and_pop(parent.page_hash, parent) if parent else leaves.pop()
         self._free_pages(evicted)
         return len(evicted)
 
@@ -232,7 +233,7 @@ class Chains(Holdings):
             above.inherit(page)
         if self._reach is not None:
             self._reach.drop_page(page_hash, stored=stored)
-        return above if above is not None and self._is_leaf(above) else None
+        return above if above is not None and not above.children and not above.locks else None
 
     def _free_pages(self, pages: Sequence[PageEntry]) -> None:
         """Free the slots of pages that were forgotten."""
