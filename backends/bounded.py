@@ -17,6 +17,10 @@ MOST_LATE = 32  # calls left behind at once; further ones are refused
 T = TypeVar("T")
 
 
+class GivenUpError(BackendError):
+    """Nobody waits for this work any more."""
+
+
 class Deadline:
     """The moment at which a call is given up."""
 
@@ -31,10 +35,10 @@ class Deadline:
         """End work that nobody waits for any more.
 
         Raises:
-            BackendError: The moment has come.
+            GivenUpError: The moment has come.
         """
         if time.monotonic() >= self._end:
-            raise BackendError("the call was given up")
+            raise GivenUpError("the call was given up")
 
 
 class Bounded:
@@ -57,7 +61,7 @@ class Bounded:
         """The answer of ``work``, or what it raises.
 
         Raises:
-            CallTimeoutError: It did not end within ``timeout_s``.
+            CallTimeoutError: It did not end within ``timeout_s``, or ended itself at its deadline.
             BackendError: Too many calls are late already.
         """
         if self._late and self.num_late >= MOST_LATE:
@@ -70,8 +74,9 @@ class Bounded:
         worker.jobs.put((future, work, Deadline(timeout_s)))
         try:
             return future.result(timeout_s)
-        except FutureTimeoutError:
-            if future.done():  # it ended just now, or raised this itself
+        except (FutureTimeoutError, GivenUpError):
+            # it ended just now, or raised this itself; or it looked at the clock first
+            if future.done() and not isinstance(future.exception(), GivenUpError):
                 return future.result()
         with self._lock:
             self._late.add(future)

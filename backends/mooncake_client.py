@@ -167,7 +167,7 @@ class MooncakeClient:
         """Codes of a call for all keys, no more transfers in flight than the library bears.
 
         Raises:
-            BackendError: The call was given up before its last chunk.
+            GivenUpError: The call was given up before its last chunk.
         """
         step = max(1, self.transfers.chunk // len(objects.part_bytes))
         sizes, codes = objects.part_bytes.tolist(), []
@@ -214,7 +214,7 @@ class Transfers:
         """Wait until ``count`` more may be in flight. More than there are means all.
 
         Raises:
-            BackendError: The deadline came first.
+            GivenUpError: The deadline came first.
         """
         count = min(count, self._limit)
         with self._changed:

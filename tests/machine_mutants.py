@@ -21,7 +21,7 @@ from composer.reading.prefetch import Fetch
 from composer.residency.chains import Chains
 from composer.residency.pins import Pins
 from composer.residency.reach import Reach
-from composer.residency.tier import Residency, Resident
+from composer.residency.tier import Residency
 from composer.stack import Stack
 from composer.writing import commit, writer
 from composer.writing.ledger import Ledger
@@ -60,12 +60,18 @@ def i2_half_a_reservation_is_lost(patch):
 def i2_a_page_is_adopted_without_all_its_spaces(patch):
     true_adopt = landing.adopt
 
-    def adopt(tier, prompt, slots, pins, failed=frozenset()):
-        some = {s: dict(found) for s, found in slots.items()}
-        for page in failed:
-            for space in tier.page_spaces:
-                some.setdefault(space, {}).setdefault(page, Resident(0))
-        true_adopt(tier, prompt, some, pins)
+    def adopt(tier, prompt, arrived, pins, failed=()):
+        pages = sorted({*failed, *(page for one in arrived.values() for page in one.pages)})
+        slots = {s: dict(zip(one.pages, one.slots, strict=True)) for s, one in arrived.items()}
+        all_of_them = {
+            space: landing.Arrived(
+                pages,
+                [slots.get(space, {}).get(page, 0) for page in pages],
+                [False] * len(pages),
+            )
+            for space in tier.page_spaces
+        }
+        true_adopt(tier, prompt, {**arrived, **all_of_them} if pages else arrived, pins)
 
     patch.setattr(prefetch, "adopt", adopt)
 

@@ -74,11 +74,14 @@ class Client:
         return {"put": put, "exists": exists, "get": got, "good": len(full) == 4}
 
     def batches(self):
-        """Objects one batch after another, from memory of their own, until ``ending``."""
+        """New objects one batch after another, from memory of their own, until ``ending``.
+
+        A put of what is there already succeeds, and moves nothing.
+        """
         number, first_byte = 0, 4 << 20
         while not self.ending.is_set():
             number += 1
-            keys = [f"batch-{number % 8}/{index}" for index in range(256)]
+            keys = [f"batch-{number}/{index}" for index in range(256)]
             objects = self.opened.objects(keys, [8000], first_byte=first_byte)
             self.call("put", objects)
             self.call("get", objects)

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from composer.backends import mooncake_link, mooncake_probe, mooncake_watch
+from composer.backends.bounded import Deadline
 from composer.backends.mooncake import MooncakeBackend
 from composer.backends.mooncake_client import MooncakeClient
 from composer.backends.mooncake_library import TRANSFER_FAILED
 from composer.backends.mooncake_store import EmbeddedStore
 from composer.errors import BackendError
-from composer.storage import FAILED, TransferError
+from composer.storage import FAILED, CallTimeoutError, TransferError
 from tests.backend_contract import Opened
 
 pytestmark = pytest.mark.mooncake
@@ -106,6 +107,23 @@ def test_a_client_that_moves_nothing_for_long_is_replaced_and_the_new_one_works(
     assert opened.read(objects) == sent
     assert opened.backend.counters()["replaced_clients"] == 1
     assert opened.backend._link.client.segment == wedged.segment
+    opened.backend.close()
+
+
+def test_a_client_whose_transfers_never_end_is_replaced_though_no_call_reaches_it(
+    store, names, monkeypatch
+):
+    monkeypatch.setattr(mooncake_watch, "WEDGED_S", 0.2)
+    params = Params(address=store.address, segment=SEGMENT, call_timeout_s=0.05)
+    opened = Opened(MooncakeBackend(params))
+    wedged = opened.backend.client
+    with wedged.transfers.taking(1 << 30, Deadline(1)):  # as calls that were given up keep them
+        end = time.monotonic() + 20
+        while opened.backend.client is wedged and time.monotonic() < end:
+            with pytest.raises(CallTimeoutError):
+                opened.backend.get(opened.objects(names(1), [64]))
+
+        assert opened.backend.client is not wedged
     opened.backend.close()
 
 
