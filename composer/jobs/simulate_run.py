@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from composer.jobs.collection import no_collection
 from composer.jobs.replay_tally import Tally
 from composer.jobs.serving import Serving
 from composer.plan import StackPlan
@@ -79,7 +80,7 @@ def simulate(
     store = None if capacity == 0 or not has_host(plan) else IndexStore(capacity)
     controller = IndexController(plan, store, params.links)
     tally, naming, ideal = Tally(), Naming(plan.page_size), Ideal()
-    with Stack(config, plan, controller) as stack:
+    with no_collection(), Stack(config, plan, controller) as stack:
         serving, occupancy = Serving(stack, tally), Occupancy(stack, store, len(requests))
         for number, one in enumerate(requests, 1):
             prompt = naming.prompt(one.hash_ids, one.num_tokens, one.block_tokens)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from math import ceil
 from statistics import median
 from time import perf_counter
 from typing import Any
+
+from composer.jobs.collection import no_collection
 
 LEAST_S = 0.005  # shorter calls are repeated within one measurement
 
@@ -99,7 +99,7 @@ class Case(Line):
         """Call both sides in turns, the first one changing from round to round."""
         rounds = min(rounds, self.most_rounds or rounds)
         calls = [_Call(self.ours, self.before), _Call(self.reference, self.before)]
-        with _no_collection():
+        with no_collection():
             if self.most_rounds != 1:
                 for call in calls:
                     call.warm_up()
@@ -206,16 +206,3 @@ class _Call:
         for _ in range(self._repeat):
             self._call()
         self.seconds.append(max(perf_counter() - start, 1e-9) / self._repeat)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector from running within a measurement."""
-    gc.collect()
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
