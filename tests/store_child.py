@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from threading import Event, Thread
 
 from composer.backends import mooncake_watch
@@ -20,6 +21,18 @@ from composer.storage import CallTimeoutError
 from tests.backend_contract import Opened
 
 RPC_S = 1.5
+
+
+def send(pid, how):
+    """Kill or stop a process; returns when none of its threads runs any more."""
+    os.kill(pid, getattr(signal, how))
+    while how == "SIGSTOP" and not all(map(is_stopped, Path(f"/proc/{pid}/task").iterdir())):
+        time.sleep(0.001)
+
+
+def is_stopped(thread):
+    """Whether a thread has done its last step; ``thread``: its folder below ``/proc``."""
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 class Ticks:
@@ -110,7 +123,7 @@ def fault(process, how):
     with EmbeddedStore(64 << 20, holder=True, prepopulate=False) as store:
         client = Client(store)
         before = client.round()
-        os.kill(store.pids[process], getattr(signal, how))
+        send(store.pids[process], how)
         pid = store.pids[process]
         during = [client.round() for _ in range(3)]
         if how == "SIGSTOP":
@@ -128,7 +141,7 @@ def late():
     with EmbeddedStore(64 << 20, holder=True, prepopulate=False) as store:
         client = Client(store, call_timeout_s=0.5)
         client.round()
-        os.kill(store.pids["master"], signal.SIGSTOP)
+        send(store.pids["master"], "SIGSTOP")
         begin = time.monotonic()
         objects = client.opened.objects(["a", "b"], [1000])
         try:
@@ -153,7 +166,7 @@ def stalled():
         before = client.round()
         many.start()
         time.sleep(0.2)
-        os.kill(store.pids["holder"], signal.SIGSTOP)
+        send(store.pids["holder"], "SIGSTOP")
         end = time.monotonic() + 60
         while client.opened.backend.client is old and time.monotonic() < end:
             client.round()
@@ -169,7 +182,7 @@ def stalled():
 def set_up(known):
     """The master is stopped before a client is set up."""
     with EmbeddedStore(restart=False) as store:
-        os.kill(store.pids["master"], signal.SIGSTOP)
+        send(store.pids["master"], "SIGSTOP")
         ticks, begin, error = Ticks(), time.monotonic(), ""
         try:
             metrics_address = store.metrics_address if known == "known" else None
@@ -186,7 +199,7 @@ def gone(how):
     store = EmbeddedStore(restart=False)
     client = Client(store, segment="16MiB", segment_in="self", prepopulate=False)
     client.round()
-    os.kill(store.pids["master"], getattr(signal, how))
+    send(store.pids["master"], how)
     begin = time.monotonic()
     client.opened.backend.close()
     told = client.told(close_s=time.monotonic() - begin, now=time.time())
