@@ -75,7 +75,8 @@ class Bounded:
         try:
             return future.result(timeout_s)
         except (FutureTimeoutError, GivenUpError):
-            # it ended just now, or raised this itself; or it looked at the clock first
+            # Its own answer counts if it ended just now, and an error that it raised itself; but
+            # work that saw the deadline before the caller did is as late as any other.
             if future.done() and not isinstance(future.exception(), GivenUpError):
                 return future.result()
         with self._lock:
