@@ -184,13 +184,14 @@ class Chains(Holdings):
     def _evict_pages(self, _space: str, number: int) -> int:
         """Evict up to so many pages; returns how many."""
         self._offer_fresh()
-        leaves, evicted = self._leaves, list[PageEntry]()
+        leaves, keeps, evicted = self._leaves, self.keeps, list[PageEntry]()
         page = leaves.pop()
         while page is not None:
             if page.locks or page.children:  # offered again when it becomes a leaf
                 page = leaves.pop()
                 continue
-            if self._refuses(page):
+            if keeps(page):
+                self.refused = page
                 self._offer(page)
                 break
             parent = self._drop_page(page)
@@ -203,21 +204,14 @@ class Chains(Holdings):
         self._free_pages(evicted)
         return len(evicted)
 
-    def _refuses(self, entry: PageEntry | Checkpoint) -> bool:
-        """Whether something has to be saved before it goes."""
-        if self.keeps(entry):
-            self.refused = entry
-            return True
-        return False
-
     def _drop_page(self, page: PageEntry) -> PageEntry | None:
         """Forget a leaf; the caller frees its slots.
 
         Returns:
             Its parent, where that has become a leaf, for the caller to offer.
         """
-        page_hash, above = page.page_hash, page.above
-        stored = None if self._reach is None else self.stored(page_hash)
+        page_hash, above, reach = page.page_hash, page.above, self._reach
+        stored = None if reach is None else self.stored(page_hash)
         del self.pages[page_hash]
         page.is_here = False
         if self._has_segments:
@@ -231,8 +225,8 @@ class Chains(Holdings):
             page.above = None
             above.children -= 1
             above.inherit(page)
-        if self._reach is not None:
-            self._reach.drop_page(page_hash, stored=stored)
+        if reach is not None:
+            reach.drop_page(page_hash, stored=stored)
         return above if above is not None and not above.children and not above.locks else None
 
     def _free_pages(self, pages: Sequence[PageEntry]) -> None:

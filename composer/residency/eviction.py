@@ -139,8 +139,8 @@ class EvictionQueue(Generic[Entry]):
 
     def offer_and_pop(self, name: bytes, entry: Entry) -> Entry | None:
         """``offer`` and ``pop`` in one step, for an entry that is likely to be next."""
-        rank = self._rank(entry)
-        if entry.queued is None and (not self._heap or (rank, name) < self._heap[0]):
+        heap = self._heap
+        if entry.queued is None and (not heap or (self._rank(entry), name) < heap[0]):
             return entry
         self.offer(name, entry)
         return self.pop()

@@ -180,7 +180,8 @@ class Residency(Chains):
         for one in aside:
             if one is not found:
                 self._oldest.offer(one.page_hash, one)
-        if found is not None and self._refuses(found):
+        if found is not None and self.keeps(found):
+            self.refused = found
             self._oldest.offer(found.page_hash, found)
             return False
         if found is not None:

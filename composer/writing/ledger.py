@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
 Slot = tuple[str, bytes]  # index space, page hash
 FIRST_REST = 6  # times ``reprove_s``
@@ -95,8 +96,9 @@ class Ledger:
 
     def lose(self, slots: Iterable[Slot], scope: str) -> None:
         """Slots that storage does not have and that are wanted there: written again at once."""
-        for slot in slots:
-            self._forget(slot)
+        lost = list(slots)
+        self._forget(lost)
+        for slot in lost:
             self._set_unwritten(slot, scope)
 
     def refused(self, space: str, page_hashes: Iterable[bytes]) -> None:
@@ -139,17 +141,23 @@ class Ledger:
 
     def forget(self, space: str, page_hashes: Iterable[bytes]) -> list[bytes]:
         """The host tier gave slots up; those that storage was still to get."""
-        return [one for one in page_hashes if self._forget((space, one))]
-
-    def _forget(self, slot: Slot) -> bool:
-        lost = self._unwritten.pop(slot, None) is not None
-        self._unproven.pop(slot, None)
-        for others in (self._asked_at, self._resting, self._num_losses):
-            if others:
-                others.pop(slot, None)
-        if lost:
-            self._failed.discard(slot)
+        slots = [(space, one) for one in page_hashes]
+        lost = [slot[1] for slot in slots if slot in self._unwritten]
+        self._forget(slots)
         return lost
+
+    def _forget(self, slots: Sequence[Slot]) -> None:
+        known: tuple[dict[Slot, Any], ...] = (
+            self._unwritten,
+            self._unproven,
+            self._asked_at,
+            self._resting,
+            self._num_losses,
+        )
+        for one in filter(None, known):
+            for slot in slots:
+                one.pop(slot, None)
+        self._failed.difference_update(slots)
 
     def _set_unwritten(self, slot: Slot, scope: str) -> None:
         self._unwritten[slot] = scope
