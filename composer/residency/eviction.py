@@ -6,11 +6,12 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from composer.schema import EvictionPolicy
 
-Rank = tuple[Any, ...]  # what goes first ranks lowest
+Rank = Any  # what goes first ranks lowest
 PROTECTED_SHARE = 0.8  # of a tier, for what was hit, under slru
 
 
@@ -36,27 +37,11 @@ class Use:
         self.hits += child.hits
 
 
-def _lru(use: Use) -> Rank:
-    return (use.last_use,)
-
-
-def _lfu(use: Use) -> Rank:
-    return (use.hits, use.last_use)
-
-
-def _slru(use: Use) -> Rank:
-    return (use.is_protected, use.last_use)
-
-
-def _fifo(use: Use) -> Rank:
-    return (use.arrived,)
-
-
 RANKS: Mapping[EvictionPolicy, Callable[[Use], Rank]] = {
-    EvictionPolicy.lru: _lru,
-    EvictionPolicy.lfu: _lfu,
-    EvictionPolicy.slru: _slru,
-    EvictionPolicy.fifo: _fifo,
+    EvictionPolicy.lru: attrgetter("last_use"),
+    EvictionPolicy.lfu: attrgetter("hits", "last_use"),
+    EvictionPolicy.slru: attrgetter("is_protected", "last_use"),
+    EvictionPolicy.fifo: attrgetter("arrived"),
 }
 
 Entry = TypeVar("Entry", bound=Use)
