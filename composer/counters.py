@@ -116,9 +116,10 @@ class Counters:
 
     def add_all(self, counts: Mapping[str, int], prefix: str = "") -> None:
         """Add several counts at once, their names behind ``prefix``."""
-        with self._lock:
-            for name, count in counts.items():
-                self._counts[prefix + name] += count
+        if counts:
+            with self._lock:
+                for name, count in counts.items():
+                    self._counts[prefix + name] += count
 
     def snapshot(self) -> dict[str, int]:
         with self._lock:

@@ -74,11 +74,6 @@ class Landing:
         """What the lease keeps, from ``end`` on."""
         return self._held
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing has to be copied."""
-        return not self._taken
-
     def steps(self, *, by_layer: bool) -> list[Step]:
         """How host slots get to the device: all at once, or each layer by itself."""
         if not self._taken:

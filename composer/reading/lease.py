@@ -23,10 +23,10 @@ class Lease:
             working slot (``Stack.copy_state``) before going on from it.
         hit_tokens: Tokens by the fastest tier that held them.
         page_tiers: Per page, the index of that tier in ``composer.reading.lookup.TIERS``.
+        report: What became of the match.
         shortened_by: What cut the prefix: an index space, or ``host_capacity`` or
             ``device_capacity``; None where nothing did.
         degraded: Optional pools that are missing for some page of the prefix.
-        report: What became of the match.
     """
 
     num_pages: int
@@ -35,9 +35,9 @@ class Lease:
     states: Mapping[str, int]
     hit_tokens: Mapping[str, int]
     page_tiers: npt.NDArray[np.int8] = field(repr=False)
+    report: Report = field(repr=False)
     shortened_by: str | None = None
     degraded: tuple[str, ...] = ()
-    report: Report | None = field(default=None, repr=False)
     _release: Callable[[], None] | None = field(default=None, repr=False)
     _wait: Callable[[int | None], None] | None = field(default=None, repr=False)
 

@@ -62,13 +62,16 @@ class Load:
     def __init__(
         self, needs: LayerNeeds, steps: Sequence[Step], end: Callable[[BaseException | None], None]
     ) -> None:
-        """``end`` is called after the last step, or with what it or one of them raised."""
+        """``end`` is called after the last step, or with what it or one of them raised.
+
+        Without steps it has ended, and ``end`` is the caller's to call.
+        """
         self._needs, self._end = needs, end
         self._steps = deque(steps)
         self._coming = {layer for step in steps for layer in step.layers}
         self._events: dict[int, Any] = {}  # of the layers that were brought
         self._changed = Condition()
-        self._busy = self._ended = False
+        self._busy, self._ended = False, not steps
         self._error: BaseException | None = None
 
     @property

@@ -149,9 +149,9 @@ class Operation:
             states={s: ids[-1] for s, ids in slots.items() if spaces[s].is_state and ids},
             hit_tokens=lookup.count_tokens(page_tiers),
             page_tiers=page_tiers,
+            report=self._report(),
             shortened_by=self._cut or self._match.shortened_by,
             degraded=degraded,
-            report=self.report(),
             _release=landing.held.release,
             _wait=load.wait,
         )
@@ -166,7 +166,7 @@ class Operation:
             counts[f"restores_shortened.{lease.shortened_by}"] = 1
         self._controller.counters.add_all(counts)
 
-    def report(self) -> Report:
+    def _report(self) -> Report:
         """What became of the match."""
         cut = self._cut or self._match.shortened_by
         reads = [] if self._fetch is None else self._fetch.results

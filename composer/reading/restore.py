@@ -38,12 +38,15 @@ class Restore:
         landing = operation.stay() or self._bring(operation, match)
         try:
             load = Load(self._needs, landing.steps(by_layer=not wait), landing.end)
+            if load.ended:
+                landing.end(None)
             lease = operation.lease(self._lookup, landing, load)
-            self.reports.add(match.prompt.hashes, operation.report())
+            self.reports.add(match.prompt.hashes, lease.report)
         except BaseException as error:
             landing.end(error)
             raise
-        self._start(load, match, wait=wait or landing.is_empty)
+        if not load.ended:
+            self._start(load, match, wait=wait)
         return lease
 
     def _bring(self, operation: Operation, match: Match) -> Landing:

@@ -184,7 +184,8 @@ class Chains(Holdings):
     def _evict_pages(self, _space: str, number: int) -> int:
         """Evict up to so many pages; returns how many."""
         self._offer_fresh()
-        leaves, keeps, evicted = self._leaves, self.keeps, list[PageEntry]()
+        leaves, keeps, drop = self._leaves, self.keeps, self._drop_page
+        evicted: list[PageEntry] = []
         page = leaves.pop()
         while page is not None:
             if page.locks or page.children:  # offered again when it becomes a leaf
@@ -194,7 +195,7 @@ class Chains(Holdings):
                 self.refused = page
                 self._offer(page)
                 break
-            parent = self._drop_page(page)
+            parent = drop(page)
             evicted.append(page)
             if len(evicted) == number:
                 if parent is not None:
@@ -224,7 +225,9 @@ class Chains(Holdings):
         else:
             page.above = None
             above.children -= 1
-            above.inherit(page)
+            above.hits += page.hits  # uses of what continued it were uses of it, too
+            if page.last_use > above.last_use:  # noqa: PLR1730 (max is a call more per page)
+                above.last_use = page.last_use
         if reach is not None:
             reach.drop_page(page_hash, stored=stored)
         return above if above is not None and not above.children and not above.locks else None

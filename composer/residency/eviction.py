@@ -31,11 +31,6 @@ class Use:
     is_protected: bool = False
     queued: Rank | None = None
 
-    def inherit(self, child: Use) -> None:
-        """Count the uses of what continued this and is gone: they were uses of this, too."""
-        self.last_use = max(self.last_use, child.last_use)
-        self.hits += child.hits
-
 
 RANKS: Mapping[EvictionPolicy, Callable[[Use], Rank]] = {
     EvictionPolicy.lru: attrgetter("last_use"),

@@ -8,9 +8,9 @@ whatever the page's size is to the block's.
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
 
 import numpy as np
 
@@ -31,18 +31,27 @@ class Naming:
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
         self._root, self._scope = root_hash(), scope_name()
+        self._cuts: dict[int, list[slice]] = {}  # tokens per block -> each page's ids
 
     def prompt(self, hash_ids: Sequence[int], num_tokens: int, block_tokens: int) -> TracedPrompt:
         """A prompt whose blocks of ``block_tokens`` have these ids, the last one partial."""
         ids = np.array(hash_ids, dtype="<u8").tobytes()
-        size, parent, sha256 = self._page_size, self._root, hashlib.sha256
+        parent, sha256 = self._root, hashlib.sha256
         names: list[bytes] = []
-        for start in range(0, num_tokens, size):
-            last = -(-(start + size) // block_tokens)
-            parent = sha256(parent + ids[start // block_tokens * 8 : last * 8]).digest()
+        for cut in self._cut(num_tokens, block_tokens):
+            parent = sha256(parent + ids[cut]).digest()
             names.append(parent)
-        tail = names.pop() if num_tokens % size else None
+        tail = names.pop() if num_tokens % self._page_size else None
         return TracedPrompt(num_tokens, names, self._root, self._scope, tail)
+
+    def _cut(self, num_tokens: int, block_tokens: int) -> Iterable[slice]:
+        """Per page of a prompt, the bytes of the ids of the blocks that it overlaps."""
+        size, known = self._page_size, self._cuts.setdefault(block_tokens, [])
+        num_pages = -(-num_tokens // size)
+        for start in range(len(known) * size, num_tokens, size):
+            last = -(-(start + size) // block_tokens)
+            known.append(slice(start // block_tokens * 8, last * 8))
+        return islice(known, num_pages)
 
 
 @dataclass
@@ -76,14 +85,14 @@ class Ideal:
         known = _head(names, self._full.__contains__)
         self.full.num_pages += len(names)
         self.full.num_hits += known
-        every = names if prompt.tail is None else [*names, prompt.tail]
-        self.partial.num_pages += len(every)
-        self.partial.num_hits += _head(every, lambda n: n in self._full or n in self._tails)
+        rest = names[known:] if prompt.tail is None else [*names[known:], prompt.tail]
+        self.partial.num_pages += known + len(rest)
+        self.partial.num_hits += known + _head(rest, lambda n: n in self._full or n in self._tails)
         self._full.update(names[known:])
         if prompt.tail is not None:
             self._tails.add(prompt.tail)
 
 
 def _head(names: Sequence[bytes], is_known: Callable[[bytes], bool]) -> int:
-    """How many of the first names are known; a name is known only where those before it are."""
-    return bisect_left(names, True, key=lambda name: not is_known(name))
+    """How many of the first names are known."""
+    return len(list(takewhile(is_known, names)))

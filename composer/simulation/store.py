@@ -38,7 +38,7 @@ class IndexStore:
         self.calls["exists"] += 1
         known = self._sizes
         found = np.fromiter(map(known.__contains__, keys), np.bool_, len(keys))
-        self._use([keys[index] for index in np.flatnonzero(found).tolist()])
+        self._use(keys)
         return found
 
     def put(self, objects: PageObjects) -> npt.NDArray[np.bool_]:
@@ -59,7 +59,7 @@ class IndexStore:
     def get(self, objects: PageObjects) -> npt.NDArray[np.int64]:
         self.calls["get"] += 1
         sizes = self.sizes(objects.keys)
-        self._use([key for key in objects.keys if key in self._sizes])
+        self._use(objects.keys)
         return sizes
 
     def keys(self, prefix: str = "") -> list[str]:
@@ -83,13 +83,14 @@ class IndexStore:
         self.num_bytes = 0
 
     def _use(self, keys: Sequence[str]) -> None:
-        """Make objects the last to go; without a limit none goes. The first of them goes last.
+        """Make those that there are the last to go; without a limit none goes. The first goes last.
 
         A prefix whose head is gone is of no use, so that its tail has to go first.
         """
         if self.capacity_bytes is not None:
             for key in reversed(keys):
-                self._sizes.move_to_end(key)
+                if key in self._sizes:
+                    self._sizes.move_to_end(key)
 
     def _make_room(self) -> None:
         while self.capacity_bytes is not None and self.num_bytes > self.capacity_bytes:

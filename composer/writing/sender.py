@@ -9,6 +9,7 @@ from functools import partial
 from threading import Lock
 from time import monotonic
 
+from composer.reading.lookup import Tiers
 from composer.writing.backup import Backup, Batch, Rewrite, Route, copy_together
 from composer.writing.pending import Pending
 
@@ -33,6 +34,7 @@ class Sender:
         self._copying, self._following = Lock(), Lock()
         self._waiting: deque[Batch] = deque()  # for room, the oldest first
         self._uncopied: list[Backup] = []  # for a worker
+        self._most = _most(self._tiers)
 
     @property
     def num_waiting(self) -> int:
@@ -149,18 +151,17 @@ class Sender:
 
     def _pieces(self, batch: Batch) -> Iterator[Batch]:
         """Parts of a batch, each at most half of the host tier, so that one can follow another."""
-        tiers, spaces = self._tiers, self._tiers.plan.spaces
-        slots = [spaces[space].num_host_slots for space in tiers.host.page_spaces]
-        held = [spaces[s].num_host_slots // window for s, window in tiers.host.trailing.items()]
-        pages, checkpoints = (max(min(counts, default=2) // 2, 1) for counts in (slots, held))
+        pages, checkpoints = self._most
         count = max(-(-len(batch.pages) // pages), -(-len(batch.checkpoints) // checkpoints))
-        for index in range(count):
+        for index in range(count) if count > 1 else ():
             yield Batch(
                 batch.scope,
                 batch.pages[index * pages : (index + 1) * pages],
                 batch.checkpoints[index * checkpoints : (index + 1) * checkpoints],
                 () if index else batch.before,
             )
+        if count == 1:
+            yield batch
 
     def _wait_for_room(self, batch: Batch) -> None:
         self._tiers.controller.counters.add("backups_without_room")
@@ -170,3 +171,12 @@ class Sender:
                 self._waiting.append(batch)
         if too_many:
             self._route.put_off(batch)
+
+
+def _most(tiers: Tiers) -> tuple[int, int]:
+    """Pages and checkpoints of a batch that half of the host tier has room for, at least one."""
+    spaces, host = tiers.plan.spaces, tiers.host
+    slots = [spaces[space].num_host_slots for space in host.page_spaces]
+    held = [spaces[space].num_host_slots // window for space, window in host.trailing.items()]
+    pages, checkpoints = (max(min(counts, default=2) // 2, 1) for counts in (slots, held))
+    return pages, checkpoints
