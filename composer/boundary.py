@@ -49,10 +49,15 @@ class Requirement(NamedTuple):
         return np.equal(held, needed, out=allowed)
 
 
+def all_true(number: int) -> Bools:
+    """So many times True. ``np.ones`` takes longer than what is done with a few pages."""
+    return ~np.zeros(number, dtype=np.bool_)
+
+
 def restorable_lengths(requirements: Sequence[Requirement], num_pages: int) -> Bools:
     """Per length 0..num_pages: whether every requirement holds there. Length 0 always does."""
     if not requirements:
-        return np.ones(num_pages + 1, dtype=np.bool_)
+        return all_true(num_pages + 1)
     lengths = requirements[0].allowed()
     for requirement in requirements[1:]:
         lengths &= requirement.allowed()

@@ -29,9 +29,9 @@ class Breaker:
 
     def allows(self) -> bool:
         """Whether to make a call now. Of several that ask after a pause, one is let through."""
+        if self._num_failures < FAILURES:
+            return True
         with self._lock:
-            if self._num_failures < FAILURES:
-                return True
             if self._clock() < self._next_try:
                 return False
             self._next_try = self._clock() + self._pause()
@@ -39,8 +39,9 @@ class Breaker:
 
     def succeeded(self) -> None:
         """A call was answered."""
-        with self._lock:
-            self._num_failures = 0
+        if self._num_failures:
+            with self._lock:
+                self._num_failures = 0
 
     def failed(self) -> None:
         """A call was not answered."""

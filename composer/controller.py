@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence, Sized
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from itertools import accumulate, chain
+from operator import and_
 from time import monotonic
 from typing import ClassVar
 
 import numpy as np
 
-from composer.boundary import Bools
+from composer.boundary import Bools, all_true
 from composer.counters import Counters
 from composer.device_pools import DevicePoolGroup
 from composer.group import HostPoolGroup
@@ -155,7 +156,7 @@ class HybridCacheController:
         """Read host slots from storage; what is not ok is undefined memory."""
         results = []
         for one in transfers:
-            ok = np.ones(len(one.page_hashes), dtype=np.bool_)
+            ok = all_true(len(one.page_hashes))
             degraded = np.zeros(len(ok), dtype=np.bool_)
             refused: dict[str, Mapping[str, int]] = {}
             for objects in reversed(self._objects[one.pool]):
@@ -203,9 +204,9 @@ class HybridCacheController:
 
     def _write(self, one: PoolTransfer, found: Found, names: Names) -> PoolTransferResult:
         known = _all(one, found)
-        ok, mine = np.ones(len(known), dtype=np.bool_), ~known
+        ok, mine = all_true(len(known)), ~known
         optional = mine.nonzero()[0] if found else np.arange(len(known))
-        if len(one.degraded):
+        if any(one.degraded):
             optional = optional[~np.asarray(one.degraded, dtype=np.bool_)[optional]]
         for objects in self._objects[one.pool]:
             if not objects.arena.spec.required:
@@ -282,10 +283,7 @@ def _asked(one: PoolTransfer, found: Found) -> PoolTransferResult:
 
 def _all(one: PoolTransfer, found: Found) -> Bools:
     """Which pages of a transfer have all their required objects."""
-    ok = np.ones(len(one.page_hashes), dtype=np.bool_)
-    for here in found.values():
-        ok &= here
-    return ok
+    return reduce(and_, found.values()) if found else all_true(len(one.page_hashes))
 
 
 def _none(items: Sized) -> Bools:

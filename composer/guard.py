@@ -95,8 +95,9 @@ class Guard:
         log.warning("storage %s failed: %s: %s", name, type(error).__name__, str(error))
 
     def _note(self, name: str, seconds: float) -> None:
-        with self._lock:
-            self.longest_s[name] = max(self.longest_s.get(name, 0.0), seconds)
+        if seconds > self.longest_s.get(name, 0.0):
+            with self._lock:
+                self.longest_s[name] = max(self.longest_s.get(name, 0.0), seconds)
 
 
 def closed(backend: StorageBackend) -> bool:

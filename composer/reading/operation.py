@@ -252,9 +252,9 @@ class Operation:
         missing: dict[str, list[int]] = {}
         for space, present, _ in have:
             first = self._first(space, self.boundary)
-            needed = present[first : self.boundary]
-            if not needed.all():
-                missing[space] = (np.flatnonzero(~needed) + first).tolist()
+            gaps = (~present[first : self.boundary]).nonzero()[0]
+            if len(gaps):
+                missing[space] = (gaps + first).tolist()
         return missing
 
     def _fitting(

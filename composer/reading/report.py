@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
+import numpy as np
+
 from composer.controller import PoolTransferResult
 
 NUM_REPORTS = 64
@@ -44,7 +46,7 @@ class Report:
         refused: dict[str, Counter[str]] = {}
         for one in reads:
             asked[one.pool] += len(one.ok)
-            read[one.pool] += int(one.ok.sum())
+            read[one.pool] += int(np.count_nonzero(one.ok))
             for name, why in one.refused.items():
                 refused.setdefault(name, Counter()).update(why)
         reasons = {name: dict(why) for name, why in refused.items() if why}

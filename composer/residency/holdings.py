@@ -70,7 +70,17 @@ class Holdings:
         pages, place = self.pages, self._places[space]
         return [pages[page_hash].slots[place] for page_hash in page_hashes]
 
+    def rows(self, space: str, page_hashes: Iterable[bytes]) -> tuple[list[int], list[bool]]:
+        """``slots`` and ``degraded`` in one."""
+        if space in self._trailing:
+            residents = [self._trailing[space][page_hash] for page_hash in page_hashes]
+            return [one.slot for one in residents], [one.degraded for one in residents]
+        known, place = self.pages, self._places[space]
+        pages = [known[page_hash] for page_hash in page_hashes]
+        return [page.slots[place] for page in pages], [page.degraded[place] for page in pages]
+
     def degraded(self, space: str, page_hashes: Iterable[bytes]) -> list[bool]:
+        """Of pages that are all here, whether their optional pools hold nothing."""
         if space in self._trailing:
             known = self._trailing[space]
             return [known[page_hash].degraded for page_hash in page_hashes]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from composer.boundary import all_true
 from composer.storage import MISSING, PageObjects
 
 
@@ -54,7 +55,7 @@ class IndexStore:
                 self.num_bytes += size
         self._use(objects.keys)
         self._make_room()
-        return np.ones(len(objects.keys), np.bool_)
+        return all_true(len(objects.keys))
 
     def get(self, objects: PageObjects) -> npt.NDArray[np.int64]:
         self.calls["get"] += 1

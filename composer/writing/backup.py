@@ -79,6 +79,7 @@ class Backup:
         self._hashes: dict[str, list[bytes]] = {}
         self._pages: list[PageEntry] = []  # that the host tier does not have
         self._taken: Reservation = {}
+        self._rows: dict[str, tuple[list[int], list[bool]]] = {}  # of those in the device tier
 
     def reserve(self) -> bool:
         """Take host slots for all of the batch, or none."""
@@ -139,24 +140,25 @@ class Backup:
     def transfers(self) -> list[PoolTransfer]:
         """What has to be copied."""
         with self._tiers.lock:
-            device = self._tiers.device
             return [
-                PoolTransfer(space, device.slots(space, self._hashes[space]), slots)
+                PoolTransfer(space, self._rows[space][0], slots)
                 for space, slots in self._taken.items()
             ]
 
     def _reserve(self) -> bool:
         """Pin what the device tier still has, and take host slots for what the host tier lacks."""
         device, host = self._tiers.device, self._tiers.host
-        pages = [page for page in map(self._now, self._batch.pages) if page is not None]
+        known = device.pages  # as they are now: the tier may have lost them and got them again
+        now = (one if one.is_here else known.get(one.page_hash) for one in self._batch.pages)
+        pages = [page for page in now if page is not None]
         trailing = self._trailing()
         self._device.add_pages(pages)
         self._device.add(trailing)
         self._pages = [page for page in pages if page.page_hash not in host.pages]
         hashes = [page.page_hash for page in self._pages]
         if len(hashes) < len(pages):
-            known = (host.pages.get(page.page_hash) for page in pages)
-            self._host.add_pages([page for page in known if page is not None])
+            there = (host.pages.get(page.page_hash) for page in pages)
+            self._host.add_pages([page for page in there if page is not None])
         self._host.add(trailing)
         self._hashes = dict.fromkeys(device.page_spaces, hashes)
         for space, held in trailing.items():
@@ -165,12 +167,9 @@ class Backup:
         if taken is None:
             self._release()
             return False
+        self._rows = {space: device.rows(space, self._hashes[space]) for space in taken}
         self._take(taken)
         return True
-
-    def _now(self, page: PageEntry) -> PageEntry | None:
-        """A page as it is in the device tier now, which may have lost it and got it again."""
-        return page if page.is_here else self._tiers.device.pages.get(page.page_hash)
 
     def _lost(self) -> dict[str, int]:
         """What the tiers have given up while it waited for room."""
@@ -193,8 +192,8 @@ class Backup:
         return wanted
 
     def _adopt(self) -> None:
-        host, device, taken = self._tiers.host, self._tiers.device, self._take({})
-        degraded = {space: device.degraded(space, self._hashes[space]) for space in taken}
+        host, taken = self._tiers.host, self._take({})
+        degraded = {space: self._rows[space][1] for space in taken}
         if self._pages:
             chain = [(page.page_hash, page.parent) for page in self._pages]
             self._host.add_pages(host.adopt_pages(self._batch.scope, chain, taken, degraded))

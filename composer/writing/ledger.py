@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from time import monotonic
 from typing import Any
 
@@ -89,8 +90,7 @@ class Ledger:
     def expect(self, space: str, page_hashes: Iterable[bytes], scope: str) -> None:
         """Slots that have to be written."""
         unproven, unwritten = self._unproven, self._unwritten
-        for page_hash in page_hashes:
-            slot = (space, page_hash)
+        for slot in zip(repeat(space), page_hashes, strict=False):
             if slot not in unproven:
                 unwritten[slot] = scope
 
@@ -110,8 +110,8 @@ class Ledger:
     def wrote(self, space: str, page_hashes: Iterable[bytes], seen: Iterable[bool]) -> None:
         """The store took these slots, or (``seen``) was found to have them."""
         unwritten, unproven, failed = self._unwritten, self._unproven, self._failed
-        for page_hash, was_seen in zip(page_hashes, seen, strict=True):
-            slot = (space, page_hash)
+        slots = zip(repeat(space), page_hashes, strict=False)
+        for slot, was_seen in zip(slots, seen, strict=True):
             scope = unwritten.pop(slot, None)
             if failed:
                 failed.discard(slot)
@@ -141,8 +141,9 @@ class Ledger:
 
     def forget(self, space: str, page_hashes: Iterable[bytes]) -> list[bytes]:
         """The host tier gave slots up; those that storage was still to get."""
-        slots = [(space, one) for one in page_hashes]
-        lost = [slot[1] for slot in slots if slot in self._unwritten]
+        slots = list(zip(repeat(space), page_hashes, strict=False))
+        unwritten = self._unwritten
+        lost = [slot[1] for slot in slots if slot in unwritten] if unwritten else []
         self._forget(slots)
         return lost
 

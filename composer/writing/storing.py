@@ -64,13 +64,9 @@ class Storing:
         return lost
 
     def _transfer(self, space: str, hashes: Sequence[bytes], scope: str) -> PoolTransfer:
-        host = self._tiers.host
+        slots, degraded = self._tiers.host.rows(space, hashes)
         return PoolTransfer(
-            space,
-            host_ids=host.slots(space, hashes),
-            page_hashes=hashes,
-            scope=scope,
-            degraded=host.degraded(space, hashes),
+            space, host_ids=slots, page_hashes=hashes, scope=scope, degraded=degraded
         )
 
     def _note(self, one: PoolTransfer, result: PoolTransferResult) -> None:
