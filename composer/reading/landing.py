@@ -197,7 +197,7 @@ def adopt(
     if pages:
         found = tier.adopt_pages(
             prompt.scope,
-            [(hashes[page], prompt.parent(page)) for page in pages],
+            prompt.links(pages),
             {space: one.slots for space, one in paged.items()},
             {space: one.degraded for space, one in paged.items()},
         )
@@ -212,9 +212,12 @@ def adopt(
 def _whole(tier: Residency, arrived: Mapping[str, Arrived], end: int) -> dict[str, Arrived]:
     """Pages before ``end`` that arrived in every space that keeps every page; others go back."""
     paged = {space: arrived[space] for space in tier.page_spaces if space in arrived}
+    lists = [one.pages for one in paged.values()]
     common: set[int] = set()
-    if len(paged) == len(tier.page_spaces) and paged:
-        common = set.intersection(*(set(one.pages) for one in paged.values()))
+    if lists and len(lists) == len(tier.page_spaces):
+        if all(pages and pages[-1] < end and pages == lists[0] for pages in lists):
+            return paged  # as it mostly is
+        common = set.intersection(*map(set, lists))
     for space, one in paged.items():
         chosen = np.array([page < end and page in common for page in one.pages], np.bool_)
         if not chosen.all():

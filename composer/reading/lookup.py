@@ -17,6 +17,7 @@ from composer.boundary import Bools, Requirement, longest, restorable_lengths, s
 from composer.controller import HybridCacheController
 from composer.page_hash import hash_pages, root_hash, scope_name, token_array
 from composer.plan import StackPlan
+from composer.residency.chains import Link
 from composer.residency.reach import Reach
 from composer.residency.tier import Residency
 from composer.schema import EvictionPolicy
@@ -125,9 +126,10 @@ class Prompt:
         root = root_hash(salt, extra_key)
         return cls(len(ids), hash_pages(ids, page_size, root), root, scope_name(salt, extra_key))
 
-    def parent(self, page: int) -> bytes:
-        """The hash before page ``page``."""
-        return self.hashes[page - 1] if page else self.root
+    def links(self, pages: Iterable[int]) -> list[Link]:
+        """Of some pages, each one's hash and the one before it."""
+        hashes, root = self.hashes, self.root
+        return [(hashes[page], hashes[page - 1] if page else root) for page in pages]
 
 
 @dataclass(frozen=True)

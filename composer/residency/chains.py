@@ -149,12 +149,13 @@ class Chains(Holdings):
             page_hashes: The prefix.
             hit: It was restored, not only looked at or made.
         """
+        known = self.pages
         for page_hash in reversed(page_hashes):
-            page = self.pages.get(page_hash)
+            page = known.get(page_hash)
             if page is not None:
                 self._use(page, hit)
                 break
-        if hit:
+        if hit and self._has_segments:
             self._protected.hit(reversed(page_hashes))  # so that a tail makes room before its head
 
     def _use(self, one: Use, hit: bool) -> None:

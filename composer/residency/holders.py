@@ -19,8 +19,9 @@ class Holders:
             InvariantError: It would have fewer than none.
         """
         left = self._locks.get((holder, space), 0) + number
-        self._locks[holder, space] = max(left, 0)
+        self._locks[holder, space] = left
         if left < 0:
+            self._locks[holder, space] = 0
             raise InvariantError(
                 f"{self._tier}: {holder} has {left} locks in {space} (released twice?); "
                 f"held: {self.snapshot() or 'nothing'}"

@@ -25,6 +25,8 @@ class Pins:
 
     def add(self, wanted: Wanted) -> None:
         """Keep those of the wanted slots that are here."""
+        if not wanted:
+            return
         tier = self._residency
         lists = [wanted[space] for space in tier.page_spaces if wanted.get(space)]
         hashes = lists[0] if len(lists) == 1 else dict.fromkeys(chain.from_iterable(lists))

@@ -63,13 +63,14 @@ class Residency(Chains):
         What trails comes first: where it has no room, no page is lost in vain.
         """
         self.refused = None
-        if any(not self._can_have(space, needed) for space, needed in counts.items()):
+        short = [space for space in counts if self._spaces[space].num_free < counts[space]]
+        if any(not self._can_have(space, counts[space]) for space in short):
             return False
-        for space, needed in sorted(counts.items(), key=lambda item: item[0] not in self.trailing):
+        for space in sorted(short, key=lambda space: space not in self.trailing):
             free = self._spaces[space]
             evict = self._evict_checkpoint if space in self.trailing else self._evict_pages
-            while free.num_free < needed:
-                if not evict(space, needed - free.num_free):
+            while (missing := counts[space] - free.num_free) > 0:
+                if not evict(space, missing):
                     return False
         return True
 

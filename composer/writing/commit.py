@@ -129,17 +129,16 @@ class _Operation:
     def adopt_pages(self) -> list[PageEntry]:
         """Pages of the chain that were not in the device tier."""
         device, prompt, first = self._device, self._prompt, self.first
-        hashes = prompt.hashes[first:]
-        fresh = [page for page, name in enumerate(hashes) if name not in device.pages]
+        hashes, known = prompt.hashes, device.pages
+        fresh = [page for page in range(first, len(hashes)) if hashes[page] not in known]
         if not device.page_spaces or not fresh:
             return []
-        chain = [(hashes[page], prompt.parent(first + page)) for page in fresh]
         own = {}
         for space in device.page_spaces:
             slots = self._slots.pages[space]
-            own[space] = [slots[page] for page in fresh]
+            own[space] = [slots[page - first] for page in fresh]
             self._taken[space].update(own[space])
-        return device.adopt_pages(prompt.scope, chain, own)
+        return device.adopt_pages(prompt.scope, prompt.links(fresh), own)
 
     def checkpoint(self, tokens: int, state: Mapping[str, int] | None) -> Checkpoint | None:
         """A boundary with all that it keeps; None where some of it is not in the device tier."""
