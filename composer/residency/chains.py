@@ -85,30 +85,29 @@ class Chains(Holdings):
         ids = zip(*(slots[space] for space in spaces), strict=True)
         whole = repeat((False,) * len(spaces))
         flags = whole if degraded is None else zip(*(degraded[s] for s in spaces), strict=True)
-        known, found = self.pages, list[PageEntry]()
+        known, clock, found = self.pages, self._clock, list[PageEntry]()
         above: PageEntry | None = None
         for (page_hash, parent), own, one_degraded in zip(pages, ids, flags, strict=False):
             page = known.get(page_hash)
             if page is None:
-                page = PageEntry(page_hash, parent, scope, own, one_degraded)
                 if above is None or above.page_hash != parent:
                     above = known.get(parent)
-                self._insert(page, above)
+                page = PageEntry(page_hash, parent, scope, own, one_degraded, above)
+                page.arrived = page.last_use = next(clock)
+                known[page_hash] = page
+                self._link(page, above)
             else:
                 self.give_back({space: [slot] for space, slot in zip(spaces, own, strict=True)})
             found.append(page)
             above = page
         return found
 
-    def _insert(self, page: PageEntry, above: PageEntry | None) -> None:
+    def _link(self, page: PageEntry, above: PageEntry | None) -> None:
         """Put a page behind the one that it continues; None: that one is not here."""
         page_hash, fresh, orphans = page.page_hash, self._fresh, self._orphans
-        self.pages[page_hash] = page
-        page.arrived = page.last_use = next(self._clock)
         if above is None:
             orphans.setdefault(page.parent, set()).add(page)
         else:
-            page.above = above
             above.children += 1
             if fresh and fresh[-1] is above:
                 fresh.pop()  # no leaf any more
