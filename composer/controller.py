@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence, Sized
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial, reduce
 from itertools import accumulate, chain
 from operator import and_
@@ -26,6 +26,7 @@ from composer.guard import Guard
 from composer.layout import Ints
 from composer.objects import ArenaObjects
 from composer.quarantine import Quarantine
+from composer.record import record
 from composer.schema import Verify
 from composer.storage import StorageBackend
 from composer.transfer import Moved, PoolTransfer, Transfer
@@ -37,7 +38,7 @@ Found = Mapping[ArenaObjects, Bools]
 Refused = MutableMapping[str, Mapping[str, int]]  # storage object -> reason -> count
 
 
-@dataclass(frozen=True)
+@record
 class PoolTransferResult:
     """What became of one PoolTransfer, per page.
 

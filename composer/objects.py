@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -19,6 +18,7 @@ import xxhash
 from composer.arena import TRAILER_BYTES
 from composer.group import HostArena
 from composer.keys import ObjectKey, build_keys
+from composer.record import record
 from composer.storage import MISSING, PageObjects
 
 TRAILER = np.dtype(
@@ -43,7 +43,7 @@ Bools = npt.NDArray[np.bool_]
 Slots = Sequence[int] | npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@record
 class ReadCheck:
     """Which objects of a read can be trusted, and how many were refused for which reason."""
 

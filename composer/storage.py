@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from composer.errors import BackendError
+from composer.record import record
 
 MISSING = -1  # get: there is no such object
 FAILED = -2  # get: the transfer failed; the destination may be partly written
@@ -40,7 +40,7 @@ class CallTimeoutError(BackendError):
         self.ended = ended
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PageObjects:
     """Objects of one arena on their way to or from storage.
 

@@ -18,9 +18,10 @@ from composer.errors import InvariantError
 from composer.group import HostPoolGroup
 from composer.objects import POISON
 from composer.pool import BufferView, PoolEntry
+from composer.record import record
 
 
-@dataclass(frozen=True)
+@record
 class PoolTransfer:
     """Slots of one index space that move between the tiers; its sidecars follow.
 

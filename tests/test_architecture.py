@@ -47,7 +47,7 @@ class Layer:
 
 LAYERS = [  # bottom first: the architecture diagram; change it on purpose or not at all
     Layer(("composer.conf",)),
-    Layer(("composer.errors", "composer.units"), ("torch", *HYDRA, *THREADS)),
+    Layer(("composer.errors", "composer.record", "composer.units"), ("torch", *HYDRA, *THREADS)),
     Layer(("composer.schema", "composer.typed"), ("torch", "hydra", *THREADS)),
     Layer(
         (

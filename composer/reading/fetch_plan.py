@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from composer.group import Reservation
 from composer.reading.landing import Wanted
 from composer.reading.lookup import Prompt, Tiers
+from composer.record import record
 
 PART_BYTES = 128 << 20  # of pages: a store's full speed, and few calls for large pages
 
 
-@dataclass(frozen=True)
+@record
 class Piece:
     """Pages of the prompt, in order, and the host slot of each."""
 
@@ -24,7 +24,7 @@ class Piece:
 Part = Mapping[str, Piece]  # by index space
 
 
-@dataclass(frozen=True)
+@record
 class FetchPlan:
     """What is to be fetched of a prompt.
 

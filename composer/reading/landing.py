@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import compress
 
@@ -13,6 +12,7 @@ from composer.boundary import Bools
 from composer.group import Reservation
 from composer.reading.load_back import Step
 from composer.reading.lookup import Prompt, Tiers
+from composer.record import record
 from composer.residency.pins import Pins
 from composer.residency.tier import Checkpoint, Residency, Resident
 from composer.transfer import PoolTransfer
@@ -150,7 +150,7 @@ class Landing:
         self._held.keep(self._wanted, own)
 
 
-@dataclass(frozen=True)
+@record
 class Arrived:
     """Slots of one index space with what a prompt's pages hold there.
 

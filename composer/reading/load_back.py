@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from threading import Condition
 from typing import Any
 
 import torch
 
 from composer.errors import LoadError
+from composer.record import record
 from composer.spec import ModelSpec
 
 
@@ -41,7 +41,7 @@ class LayerNeeds:
         return {layer, *producers}
 
 
-@dataclass(frozen=True)
+@record
 class Step:
     """A part of a load: the layers that it brings, and how.
 

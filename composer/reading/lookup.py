@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import reduce
 from itertools import compress
 from operator import or_
@@ -17,6 +17,7 @@ from composer.boundary import Bools, Requirement, longest, restorable_lengths, s
 from composer.controller import HybridCacheController
 from composer.page_hash import hash_pages, root_hash, scope_name, token_array
 from composer.plan import StackPlan
+from composer.record import record
 from composer.residency.chains import Link
 from composer.residency.reach import Reach
 from composer.residency.tier import Residency
@@ -101,7 +102,7 @@ class Here(NamedTuple):
         return {"device": self.device, "host": self.host, "storage": stored}
 
 
-@dataclass(frozen=True)
+@record
 class Prompt:
     """A prompt's full pages by hash, under one salt and extra key."""
 
@@ -132,7 +133,7 @@ class Prompt:
         return [(hashes[page], hashes[page - 1] if page else root) for page in pages]
 
 
-@dataclass(frozen=True)
+@record
 class Match:
     """The longest restorable prefix of a prompt, as far as a lookup can tell.
 

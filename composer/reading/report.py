@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
 
 from composer.controller import PoolTransferResult
+from composer.record import record
 
 NUM_REPORTS = 64
 
 
-@dataclass(frozen=True)
+@record
 class Report:
     """What became of one match.
 

@@ -16,9 +16,10 @@ import numpy as np
 
 from composer.page_hash import root_hash, scope_name
 from composer.reading.lookup import Prompt
+from composer.record import record
 
 
-@dataclass(frozen=True)
+@record
 class TracedPrompt(Prompt):
     """A prompt without tokens. ``tail``: name of its partial last page; None: it has none."""
 

@@ -10,6 +10,7 @@ from composer.controller import HybridCacheController
 from composer.group import Reservation
 from composer.plan import StackPlan
 from composer.reading.lookup import Tiers
+from composer.record import record
 from composer.residency.pins import Pins
 from composer.residency.tier import Checkpoint, PageEntry, Resident
 from composer.transfer import PoolTransfer
@@ -20,7 +21,7 @@ Hashes = Mapping[str, Sequence[bytes]]  # index space -> page hashes
 Write = Callable[[str, Hashes, Sequence[bytes]], None]  # scope, pinned slots, the chain before
 
 
-@dataclass(frozen=True)
+@record
 class Batch:
     """Pages and checkpoints of one chain that move together, all or none.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from composer.reading.lease import Slots
 from composer.reading.lookup import Prompt, Tiers
+from composer.record import record
 from composer.residency.tier import Checkpoint, PageEntry, Resident
 from composer.writing.backup import Batch
 from composer.writing.checkpoints import Thinning
@@ -15,7 +15,7 @@ from composer.writing.writer import Writer
 Boundaries = Mapping[int, Mapping[str, int] | None]  # tokens -> index space -> device state
 
 
-@dataclass(frozen=True)
+@record
 class Committed:
     """What a commit kept.
 
