@@ -70,6 +70,16 @@ def longest(lengths: Bools, limit: int | None = None) -> int:
     return len(backwards) - 1 - int(backwards.argmax())
 
 
+def longest_restorable(
+    requirements: Sequence[Requirement], num_pages: int, limit: int | None = None
+) -> int:
+    """The ``longest`` of the ``restorable_lengths``; of chains alone, how far all of them reach."""
+    if any(one.window_pages is not None for one in requirements):
+        return longest(restorable_lengths(requirements, num_pages), limit)
+    reach = min((_head(one.present) for one in requirements), default=num_pages)
+    return reach if limit is None else min(reach, limit)
+
+
 def shortened_by(requirements: Sequence[Requirement], boundary: int) -> str | None:
     """The requirement that kept the prefix from being longer than ``boundary``.
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from composer.arena import ArenaSpec
-from composer.boundary import Bools, Requirement, longest, restorable_lengths, shortened_by
+from composer.boundary import Bools, Requirement, longest, longest_restorable, shortened_by
 from composer.keys import ObjectKey, build_keys
 from composer.plan import SpacePlan
 from composer.reading.lookup import TIERS, Prompt, Tiers
@@ -38,7 +38,7 @@ class Explain:
         stored = {space: self._all_of(space) for space in tiers.spaces}
         self._presence = {**self._here, "storage": stored}
         self._needs = tiers.requirements(self._presence.values())
-        self._boundary = longest(restorable_lengths(self._needs, len(prompt.hashes)))
+        self._boundary = longest_restorable(self._needs, len(prompt.hashes))
 
     def describe(self, report: Report | None = None) -> dict[str, Any]:
         """Everything, as plain data; ``report``: of the prompt's last restore."""
@@ -126,7 +126,7 @@ class Explain:
             here = [flags[space.name] for flags in self._here.values()]
             present = np.logical_or.reduce([*here, self._all_of(space.name, arena)])
             needs.append(Requirement(space.name, present, space.window_pages))
-        return longest(restorable_lengths(needs, len(self._prompt.hashes)))
+        return longest_restorable(needs, len(self._prompt.hashes))
 
     def _set_by(self) -> list[str]:
         """Pools without which the boundary would lie further.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from composer.boundary import longest, restorable_lengths
+from composer.boundary import longest_restorable
 from composer.controller import HybridCacheController
 from composer.explain import Explain
 from composer.plan import StackPlan
@@ -96,7 +96,7 @@ class PrefixCache:
             here = self.tiers.look(hashes, match.here)
         needs = self.tiers.requirements([here.device, here.host, match.stored])
         chains = [need for need in needs if need.window_pages is None]
-        return longest(restorable_lengths(chains, len(hashes))) if chains else match.num_pages
+        return longest_restorable(chains, len(hashes)) if chains else match.num_pages
 
     def explain(self, prompt: Prompt) -> dict[str, Any]:
         """What each tier has of a prompt, pool by pool, and what set the boundary."""

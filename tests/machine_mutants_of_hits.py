@@ -18,19 +18,19 @@ from tests.machine_mutants import BOUNDARY, nothing, shown_by
 # 3: boundaries
 
 
-def minimum_of_maxima(requirements, num_pages):
+def minimum_of_maxima(requirements, num_pages, limit=None):
     reach = min((boundary.longest(one.allowed()) for one in requirements), default=num_pages)
-    return np.arange(num_pages + 1) <= reach
+    return reach if limit is None else min(reach, limit)
 
 
 @shown_by("kv+state")
 def i3_the_least_of_what_pools_allow_counts(patch):
-    patch.setattr(lookup, "restorable_lengths", minimum_of_maxima)
+    patch.setattr(lookup, "longest_restorable", minimum_of_maxima)
 
 
 @shown_by("kv+state")
 def i3_the_least_counts_after_a_shortening(patch):
-    patch.setattr(operation, "restorable_lengths", minimum_of_maxima)
+    patch.setattr(operation, "longest_restorable", minimum_of_maxima)
 
 
 @shown_by("kv+window")

@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer.boundary import Requirement, longest, restorable_lengths, shortened_by
+from composer.boundary import (
+    Requirement,
+    longest,
+    longest_restorable,
+    restorable_lengths,
+    shortened_by,
+)
 from composer.errors import ConfigError
 from tests.engine import DRAFT, FOLLOWER, PAGE, SWA, Engine, config, open_stack, prompt
 from tests.faults import Faulty
@@ -53,6 +59,7 @@ def test_a_length_is_restorable_where_every_requirement_holds_at_that_length(cas
     for limit in [None, *range(num_pages + 3)]:
         allowed = [n for n, ok in enumerate(expected) if ok and (limit is None or n <= limit)]
         assert longest(found, limit) == allowed[-1]
+        assert longest_restorable(needs, num_pages, limit) == allowed[-1]
 
 
 @given(requirements())
@@ -71,6 +78,7 @@ def test_who_shortened_a_prefix_does_not_hold_where_the_first_one_reaches(case):
 
 def test_without_requirements_every_length_is_restorable_and_nobody_is_to_blame():
     assert restorable_lengths([], 3).all()
+    assert longest_restorable([], 3) == 3
     assert shortened_by([], 0) is None
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 @contextmanager
 def no_collection() -> Iterator[None]:
     """Keep the garbage collector from running; what is in no cycle is freed all the same."""
-    gc.collect()
+    gc.collect(1)  # what was made lately: modules and settings would take most of the time
     was_enabled = gc.isenabled()
     gc.disable()
     try:

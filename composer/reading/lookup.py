@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
-from functools import reduce
 from itertools import compress
-from operator import or_
 from threading import RLock
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from composer.boundary import Bools, Requirement, longest, restorable_lengths, shortened_by
+from composer.boundary import Bools, Requirement, longest_restorable, shortened_by
 from composer.controller import HybridCacheController
 from composer.page_hash import hash_pages, root_hash, scope_name, token_array
 from composer.plan import StackPlan
@@ -72,11 +70,14 @@ class Tiers:
 
     def requirements(self, presence: Iterable[Presence]) -> list[Requirement]:
         """What every index space demands of a prefix, given what any of the tiers hold."""
-        maps = list(presence)
-        return [
-            Requirement(space, reduce(or_, [one[space] for one in maps]), window)
-            for space, window in self._windows
-        ]
+        first, *others = presence
+        needs = []
+        for space, window in self._windows:
+            present = first[space]
+            for one in others:
+                present = present | one[space]
+            needs.append(Requirement(space, present, window))
+        return needs
 
 
 class Here(NamedTuple):
@@ -182,7 +183,7 @@ class Lookup:
         self._count({"device": here.device, "host": here.host})
         stored, not_fetched = self._fetchable(prompt, here)
         needs = tiers.requirements([here.device, here.host, stored])
-        boundary = longest(restorable_lengths(needs, limit))
+        boundary = longest_restorable(needs, limit)
         if boundary:
             with tiers.lock:
                 tiers.device.touch(hashes[:boundary])
@@ -206,13 +207,13 @@ class Lookup:
         """
         limit = here.num_pages
         above = self._tiers.requirements([here.device, here.host])
-        known = longest(restorable_lengths(above, limit))
+        known = longest_restorable(above, limit)
         if known < limit and (limit - known) * self._page_size >= self._min_tokens:
             stored = self.ask_storage(prompt, above)
             if not self._min_tokens:
                 return stored, None
             needs = self._tiers.requirements([here.device, here.host, stored])
-            boundary = longest(restorable_lengths(needs, limit))
+            boundary = longest_restorable(needs, limit)
             page_tiers = self.page_tiers(here.tiers(stored), boundary)
             if not 0 < self.count_tokens(page_tiers)["storage"] < self._min_tokens:
                 return stored, None
@@ -242,7 +243,8 @@ class Lookup:
         Without an anchor every page counts where the state is.
         """
         space = self._tiers.spaces[0]
-        tiers = np.full(boundary, len(TIERS), dtype=np.int8)
+        tiers = np.empty(boundary, dtype=np.int8)
+        tiers.fill(len(TIERS))
         for index in reversed(range(len(TIERS))) if boundary else ():
             tiers[presence[TIERS[index]][space][:boundary]] = index
         if boundary and self._tiers.plan.spaces[space].window_pages is not None:

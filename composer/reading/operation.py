@@ -9,7 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from composer.boundary import Bools, Requirement, longest, restorable_lengths, shortened_by
+from composer.boundary import (
+    Bools,
+    Requirement,
+    longest,
+    longest_restorable,
+    restorable_lengths,
+    shortened_by,
+)
 from composer.group import Reservation
 from composer.reading.fetch_plan import FetchPlan
 from composer.reading.landing import Landing, add_checkpoint
@@ -71,7 +78,7 @@ class Operation:
         if now is self._here:
             return
         needs = tiers.requirements([now.device, now.host, self._stored])
-        if longest(restorable_lengths(needs, len(self._hashes)), self.boundary) < self.boundary:
+        if longest_restorable(needs, len(self._hashes), self.boundary) < self.boundary:
             here = tiers.requirements([now.device, now.host])
             self._stored = lookup.ask_storage(self._prompt, here)
 
@@ -208,10 +215,11 @@ class Operation:
         while True:
             presence = self._present()
             needs = self._tiers.requirements([presence[name] for name in sources])
-            allowed = restorable_lengths(needs, len(self._hashes))
-            reach = longest(allowed, self.boundary)
+            num_pages = len(self._hashes)
+            reach = longest_restorable(needs, num_pages, self.boundary)
             if reach < self.boundary:
-                by = shortened_by(needs, longest(allowed)) or self._tiers.spaces[0]
+                known = longest_restorable(needs, num_pages)
+                by = shortened_by(needs, known) or self._tiers.spaces[0]
                 self._cut, self.boundary = self._late or by, reach
             self._pin()
             have = [presence[name] for name in sources[: sources.index(tier.tier) + 1]]
@@ -227,6 +235,7 @@ class Operation:
             self._cut = "prefetch_host_share" if too_many else f"{tier.tier}_capacity"
             self._controller.counters.add(f"shortened.{self._cut}")
             missing = {need.name: ~need.present for need in self._tiers.requirements(have)}
+            allowed = restorable_lengths(needs, num_pages)
             self.boundary = self._fitting(tier, missing, allowed, most)
             self._unpin()
 

@@ -175,7 +175,8 @@ class Backup:
     def _lost(self) -> dict[str, int]:
         """What the tiers have given up while it waited for room."""
         device, host, batch = self._tiers.device, self._tiers.host, self._batch
-        pages = [p.page_hash for p in batch.pages if p.page_hash not in device.pages]
+        gone = (page.page_hash for page in batch.pages if not page.is_here)
+        pages = [page_hash for page_hash in gone if page_hash not in device.pages]
         kept = [c.page_hash for c in batch.checkpoints if c.page_hash not in device.checkpoints]
         lost = {
             "pages": sum(page_hash not in host.pages for page_hash in pages),

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
-from threading import Condition
+from threading import Condition, Lock
 
 from composer.counters import Counters
 
@@ -22,19 +22,20 @@ class Pending:
 
     def __init__(self, submit: Submit, counters: Counters, most_bytes: int) -> None:
         self._submit, self._counters, self._most_bytes = submit, counters, most_bytes
-        self._changed = Condition()
+        self._lock = Lock()
+        self._changed = Condition(self._lock)
         self._futures: set[Future[None]] = set()
         self._num_bytes = 0
         self._error: Exception | None = None
 
     @property
     def num_bytes(self) -> int:
-        with self._changed:
+        with self._lock:
             return self._num_bytes
 
     def has_room(self, num_bytes: int) -> bool:
         """Whether so many bytes more may be in hand; one job may at any time."""
-        with self._changed:
+        with self._lock:
             return self._has_room(num_bytes)
 
     def wait_for_room(self, num_bytes: int, wait_s: float) -> bool:
@@ -44,7 +45,7 @@ class Pending:
 
     def begin(self, num_bytes: int) -> None:
         """So many bytes are in hand from now on."""
-        with self._changed:
+        with self._lock:
             self._num_bytes += num_bytes
 
     def end(self, num_bytes: int) -> None:
@@ -56,7 +57,7 @@ class Pending:
     def submit(self, job: Callable[[], None]) -> Future[None]:
         """``run`` a job on a worker."""
         future = self._submit(partial(self.run, job))
-        with self._changed:
+        with self._lock:
             self._futures.add(future)
         future.add_done_callback(self._finished)
         return future
@@ -75,19 +76,19 @@ class Pending:
         """Something raised this."""
         log.error("a job failed: %s: %s", type(error).__name__, error)
         self._counters.add("jobs_failed")
-        with self._changed:
+        with self._lock:
             self._error = self._error or error
 
     def settle(self, wait_s: float | None) -> bool:
         """Wait for what was started; False when time ran out."""
-        with self._changed:
+        with self._lock:
             running = set(self._futures)
         return not wait(running, wait_s).not_done
 
     def drain(self, wait_s: float | None = None) -> bool:
         """As ``settle``, but raises what a job raised since the last time."""
         settled = self.settle(wait_s)
-        with self._changed:
+        with self._lock:
             error, self._error = self._error, None
         if error is not None:
             raise error
@@ -97,5 +98,5 @@ class Pending:
         return not self._num_bytes or self._num_bytes + num_bytes <= self._most_bytes
 
     def _finished(self, future: Future[None]) -> None:
-        with self._changed:
+        with self._lock:
             self._futures.discard(future)

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from composer.boundary import Requirement, longest, restorable_lengths
+from composer.boundary import Requirement, longest_restorable
 from composer.config import load_config, load_stack_config, to_stack_config
 from composer.config_loader import Composition, Request
 from composer.config_overlay import layout_presets
@@ -115,7 +115,7 @@ def boundary(_config: StackConfig, params: Params) -> Cases:
 
 
 def _longest(needs: Sequence[Requirement], num_pages: int) -> int:
-    return longest(restorable_lengths(needs, num_pages))
+    return longest_restorable(needs, num_pages)
 
 
 def free_list(_config: StackConfig, params: Params) -> Cases:
