@@ -85,7 +85,7 @@ class Chains(Holdings):
         ids = zip(*(slots[space] for space in spaces), strict=True)
         whole = repeat((False,) * len(spaces))
         flags = whole if degraded is None else zip(*(degraded[s] for s in spaces), strict=True)
-        known, clock, found = self.pages, self._clock, list[PageEntry]()
+        known, now, found = self.pages, next(self._clock), list[PageEntry]()
         above: PageEntry | None = None
         for (page_hash, parent), own, one_degraded in zip(pages, ids, flags, strict=False):
             page = known.get(page_hash)
@@ -93,7 +93,7 @@ class Chains(Holdings):
                 if above is None or above.page_hash != parent:
                     above = known.get(parent)
                 page = PageEntry(page_hash, parent, scope, own, one_degraded, above)
-                page.arrived = page.last_use = next(clock)
+                page.arrived = page.last_use = now
                 known[page_hash] = page
                 self._link(page, above)
             else:
