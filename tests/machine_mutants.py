@@ -210,8 +210,12 @@ def i9_a_missing_pool_shows_what_was_there_before(patch):
 
 @shown_by("kv")
 def i11_pages_are_evicted_under_their_continuation(patch):
-    true_insert = Chains._insert
-    patch.setattr(Chains, "_insert", lambda self, page, _above: true_insert(self, page, None))
+    def link(self, page, _above):
+        page.above = None
+        true_link(self, page, None)
+
+    true_link = Chains._link
+    patch.setattr(Chains, "_link", link)
 
 
 @shown_by("kv")
@@ -242,6 +246,7 @@ def i11_a_checkpoint_loses_its_state_to_a_lease_that_ends(patch):
         for page_hash in page_hashes:
             if page_hash in self.residents[space]:
                 self._drop(space, page_hash)
+        self._free_dropped()
 
     true_unhold = Residency.unhold
     patch.setattr(Residency, "unhold", unhold)

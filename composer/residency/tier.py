@@ -52,6 +52,7 @@ class Residency(Chains):
         number = min(held, default=0) if self._has_segments else 0
         self._protected_checkpoints = Protected(self.checkpoints, number, self._demote_checkpoint)
         self._num_pinned = dict.fromkeys(self.trailing, 0)  # slots that operations keep
+        self._dropped: dict[str, dict[bytes, int]] = {}  # not freed yet
         if reach is not None:
             reach.listen(self._found_useless, self._found_lost)
 
@@ -68,7 +69,7 @@ class Residency(Chains):
             return False
         for space in sorted(short, key=lambda space: space not in self.trailing):
             free = self._spaces[space]
-            evict = self._evict_checkpoint if space in self.trailing else self._evict_pages
+            evict = self._evict_checkpoints if space in self.trailing else self._evict_pages
             while (missing := counts[space] - free.num_free) > 0:
                 if not evict(space, missing):
                     return False
@@ -112,6 +113,7 @@ class Residency(Chains):
             self._num_pinned[space] -= resident.holders == resident.keepers
             if not resident.holders:
                 self._drop(space, page_hash)
+        self._free_dropped()
 
     def touch(self, page_hashes: Sequence[bytes], *, hit: bool = False) -> None:
         super().touch(page_hashes, hit=hit)
@@ -136,6 +138,12 @@ class Residency(Chains):
         self._oldest.offer(name, known)
 
     def drop_checkpoint(self, page_hash: bytes) -> None:
+        """Give a boundary up, and what it alone holds."""
+        self._let_go(page_hash)
+        self._free_dropped()
+
+    def _let_go(self, page_hash: bytes) -> None:
+        """``drop_checkpoint``, but the caller frees what was dropped."""
         self._keep(self.checkpoints.pop(page_hash), -1)
         self._protected_checkpoints.drop(page_hash)
         self.on_drop(page_hash)
@@ -157,17 +165,31 @@ class Residency(Chains):
                     self._drop(space, page_hash)
 
     def _drop(self, space: str, page_hash: bytes) -> None:
-        """Give a trailing slot up."""
+        """Give a trailing slot up, which ``_free_dropped`` frees."""
         resident = self._trailing[space].pop(page_hash)
-        self._gone(space, [page_hash])
-        self._spaces[space].free([resident.slot])
+        self._dropped.setdefault(space, {})[page_hash] = resident.slot
+
+    def _free_dropped(self) -> None:
+        dropped, self._dropped = self._dropped, {}
+        for space, slots in dropped.items():
+            self._gone(space, list(slots))
+            self._spaces[space].free(list(slots.values()))
 
     def _found_lost(self, page_hash: bytes) -> None:
         if page_hash in self.checkpoints:
             self.drop_checkpoint(page_hash)
 
-    def _evict_checkpoint(self, space: str, _number: int) -> bool:
-        """Drop the first checkpoint that alone keeps a slot, else the first that helps."""
+    def _evict_checkpoints(self, space: str, number: int) -> int:
+        """Drop checkpoints until so many slots of a space are given up; returns how many were."""
+        residents = self._trailing[space]
+        before = len(residents)
+        while len(residents) > before - number and (one := self._next_out(space)) is not None:
+            self._let_go(one.page_hash)
+        self._free_dropped()
+        return before - len(residents)
+
+    def _next_out(self, space: str) -> Checkpoint | None:
+        """The first checkpoint that alone keeps a slot, else the first that helps."""
         residents = self._trailing[space]
         aside: list[Checkpoint] = []
         found = None
@@ -184,10 +206,8 @@ class Residency(Chains):
         if found is not None and self.keeps(found):
             self.refused = found
             self._oldest.offer(found.page_hash, found)
-            return False
-        if found is not None:
-            self.drop_checkpoint(found.page_hash)
-        return found is not None
+            return None
+        return found
 
     def _shares_only(self, checkpoint: Checkpoint, space: str) -> bool:
         slots = map(self._trailing[space].__getitem__, checkpoint.holds[space])

@@ -81,6 +81,7 @@ class _Operation:
         self._device, self._plan = tiers.device, tiers.plan
         self._prompt, self._slots = prompt, slots
         self._taken: dict[str, set[int]] = {space: set() for space in tiers.spaces}
+        self._windows: dict[str, dict[bytes, int]] = {}  # slots of trailing pages
         self.first = self._first_page(start)
 
     def _first_page(self, start: int | None) -> int:
@@ -148,10 +149,11 @@ class _Operation:
         for space, window in device.trailing.items():
             wanted = hashes[max(boundary - window, 0) : boundary]
             own, known = self._own(space, boundary, state), device.residents[space]
-            if any(one not in known and one not in own for one in wanted):
+            lacking = [one for one in wanted if one not in known]
+            if any(one not in own for one in lacking):
                 return None
             holds[space] = tuple(wanted)
-            fresh[space] = {one: own[one] for one in wanted if one not in known}
+            fresh[space] = {one: own[one] for one in lacking}
         for space, found in fresh.items():
             for page_hash, slot in found.items():
                 device.adopt_trailing(space, page_hash, Resident(slot))
@@ -175,4 +177,7 @@ class _Operation:
         hashes = self._prompt.hashes
         if self._plan.spaces[space].is_state:
             return {hashes[boundary - 1]: (state or {})[space]}
-        return dict(zip(hashes[self.first :], self._slots.pages[space], strict=False))
+        if space not in self._windows:
+            slots = zip(hashes[self.first :], self._slots.pages[space], strict=False)
+            self._windows[space] = dict(slots)
+        return self._windows[space]
