@@ -11,7 +11,6 @@ from collections.abc import Mapping, MutableMapping, Sequence, Sized
 from concurrent.futures import Executor
 from dataclasses import field
 from functools import partial, reduce
-from itertools import accumulate, chain
 from operator import and_
 from time import monotonic
 from typing import ClassVar
@@ -24,7 +23,7 @@ from composer.device_pools import DevicePoolGroup
 from composer.group import HostPoolGroup
 from composer.guard import Guard
 from composer.layout import Ints
-from composer.objects import ArenaObjects
+from composer.objects import ArenaObjects, Found, Names, split
 from composer.quarantine import Quarantine
 from composer.record import record
 from composer.schema import Verify
@@ -33,8 +32,6 @@ from composer.transfer import Moved, PoolTransfer, Transfer
 from composer.upkeep import Upkeep
 
 _NO_PAGES = np.zeros(0, dtype=np.bool_)
-Names = Mapping[ArenaObjects, list[str]]
-Found = Mapping[ArenaObjects, Bools]
 Refused = MutableMapping[str, Mapping[str, int]]  # storage object -> reason -> count
 
 
@@ -198,10 +195,8 @@ class HybridCacheController:
 
     def _found(self, names: Sequence[Names]) -> list[Found]:
         """Of which pages storage has the objects of these names, per transfer."""
-        found = self.ask(list(chain.from_iterable(k for one in names for k in one.values())))
-        lengths = [len(keys) for one in names for keys in one.values()]
-        parts = (found[end - n : end] for n, end in zip(lengths, accumulate(lengths), strict=True))
-        return [dict(zip(one, parts, strict=False)) for one in names]
+        everything = [key for one in names for keys in one.values() for key in keys]
+        return split(names, self.ask(everything))
 
     def _write(self, one: PoolTransfer, found: Found, names: Names) -> PoolTransferResult:
         known = _all(one, found)

@@ -198,6 +198,23 @@ class ArenaObjects:
         return prefix, trailer.view("<u8")
 
 
+Names = Mapping[ArenaObjects, list[str]]  # keys of some pages
+Found = Mapping[ArenaObjects, Bools]  # whether storage has them
+
+
+def split(names: Sequence[Names], answers: Bools) -> list[Found]:
+    """What was answered for each of the names, which were asked for one after another."""
+    found: list[Found] = []
+    at = 0
+    for one in names:
+        parts = {}
+        for objects, keys in one.items():
+            parts[objects] = answers[at : at + len(keys)]
+            at += len(keys)
+        found.append(parts)
+    return found
+
+
 def judge(key: str, data: npt.NDArray[np.uint8]) -> str | None:
     """Why the bytes of a whole object are not what its key says; None: they are.
 

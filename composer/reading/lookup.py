@@ -140,7 +140,8 @@ class Match:
 
     Attributes:
         num_pages: Length of the prefix in pages, and in tokens ``num_tokens``.
-        hit_tokens: Tokens of the prefix by the fastest tier that holds them.
+        page_tiers: Per page of the prefix, the fastest tier that holds it: its index in ``TIERS``.
+        hit_tokens: Tokens of the prefix by that tier.
         shortened_by: The index space that kept the prefix from reaching as far as the anchor's
             pages do; None where nothing did.
         limit: Pages that may match at all: the prompt's full pages, or ``max_tokens``.
@@ -152,6 +153,7 @@ class Match:
     prompt: Prompt
     num_pages: int
     num_tokens: int
+    page_tiers: npt.NDArray[np.int8] = field(repr=False)
     hit_tokens: Mapping[str, int]
     shortened_by: str | None
     limit: int
@@ -188,11 +190,13 @@ class Lookup:
             with tiers.lock:
                 tiers.device.touch(hashes[:boundary])
                 tiers.host.touch(hashes[:boundary])
+        page_tiers = self.page_tiers(here.tiers(stored), boundary)
         return Match(
             prompt=prompt,
             num_pages=boundary,
             num_tokens=boundary * self._page_size,
-            hit_tokens=self.count_tokens(self.page_tiers(here.tiers(stored), boundary)),
+            page_tiers=page_tiers,
+            hit_tokens=self.count_tokens(page_tiers),
             shortened_by=shortened_by(needs, boundary) if boundary < limit else None,
             limit=limit,
             stored=stored,

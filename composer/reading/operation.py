@@ -53,7 +53,7 @@ class Operation:
         self._others: list[Fetch] = []
         self._cut: str | None = None
         self._late: str | None = None
-        self._at_start: dict[str, Presence] = {}
+        self._at_start: dict[str, Presence] | None = None  # None: as the match found it
         self._from: dict[str, dict[str, list[int]]] = {"host": {}, "device": {}}  # pages to fetch
         self._taken: dict[str, Reservation] = {"host": {}, "device": {}}
 
@@ -67,7 +67,8 @@ class Operation:
             wanted = self._wanted(self.boundary)
             landing = Landing(tiers, self._prompt, wanted, {}, {}, ())
             landing.end(None)
-        self._at_start = here.tiers(self._stored)
+        if here is not self._here:
+            self._at_start = here.tiers(self._stored)
         return landing
 
     def look_again(self, lookup: Lookup) -> None:
@@ -148,13 +149,16 @@ class Operation:
                 tier.touch(self._hashes[:boundary], hit=True)
             slots, degraded = landing.slots(), landing.degraded()
         spaces = tiers.plan.spaces
-        page_tiers = lookup.page_tiers(self._at_start, boundary)
+        page_tiers, hit_tokens = self._match.page_tiers, self._match.hit_tokens
+        if self._at_start is not None:
+            page_tiers = lookup.page_tiers(self._at_start, boundary)
+            hit_tokens = lookup.count_tokens(page_tiers)
         lease = Lease(
             num_pages=boundary,
             num_tokens=boundary * tiers.plan.page_size,
             pages={s: ids for s, ids in slots.items() if not spaces[s].is_state},
             states={s: ids[-1] for s, ids in slots.items() if spaces[s].is_state and ids},
-            hit_tokens=lookup.count_tokens(page_tiers),
+            hit_tokens=hit_tokens,
             page_tiers=page_tiers,
             report=self._report(),
             shortened_by=self._cut or self._match.shortened_by,
