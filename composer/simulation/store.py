@@ -26,7 +26,9 @@ class IndexStore:
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes, self.num_bytes = capacity_bytes, 0
         self.calls: Counter[str] = Counter()
-        self._sizes: OrderedDict[str, int] = OrderedDict()  # the object used longest ago first
+        self._order: OrderedDict[str, int] = OrderedDict()  # the object used longest ago first
+        # Without a limit no order is needed, and a plain dict is half as large.
+        self._sizes: dict[str, int] = {} if capacity_bytes is None else self._order
         self._num_evicted = self._num_refused = 0
 
     def __len__(self) -> int:
@@ -90,11 +92,11 @@ class IndexStore:
         """
         if self.capacity_bytes is not None:
             for key in reversed(keys):
-                if key in self._sizes:
-                    self._sizes.move_to_end(key)
+                if key in self._order:
+                    self._order.move_to_end(key)
 
     def _make_room(self) -> None:
         while self.capacity_bytes is not None and self.num_bytes > self.capacity_bytes:
-            _, size = self._sizes.popitem(last=False)
+            _, size = self._order.popitem(last=False)
             self.num_bytes -= size
             self._num_evicted += 1
