@@ -161,6 +161,8 @@ class HybridCacheController:
                 todo = ok.nonzero()[0]
                 got = self._get(objects, one, todo, refused)
                 missed = todo[~got]
+                if not len(missed):
+                    continue
                 if objects.arena.spec.required:
                     ok[missed] = False
                 else:
@@ -264,9 +266,10 @@ class HybridCacheController:
         num_read = int(np.count_nonzero(check.ok))
         self.read.num_bytes += num_read * objects.object_bytes
         self.counters.add("objects_read", num_read)
-        self.counters.add_all(check.refused, "read_refused.")
         why[objects.arena.spec.name] = check.refused
-        self.counters.add_all(check.refused, f"refused.{objects.arena.spec.name}.")
+        if check.refused:
+            self.counters.add_all(check.refused, "read_refused.")
+            self.counters.add_all(check.refused, f"refused.{objects.arena.spec.name}.")
         if num_read < len(check.ok) and (wrong := ~check.ok & (num_bytes >= 0)).any():
             gone = self._upkeep.discard(backend, [blank.keys[i] for i in wrong.nonzero()[0]])
             self.counters.add("objects_discarded", gone)

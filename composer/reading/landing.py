@@ -202,11 +202,14 @@ def adopt(
             {space: one.degraded for space, one in paged.items()},
         )
         pins.add_pages(found)
-    trailing = {space: arrived[space] for space in tier.trailing if space in arrived}
-    for space, one in trailing.items():
-        for page, slot, degraded in zip(one.pages, one.slots, one.degraded, strict=True):
-            tier.adopt_trailing(space, hashes[page], Resident(slot, degraded))
-    pins.add({space: [hashes[page] for page in one.pages] for space, one in trailing.items()})
+    coming: dict[str, list[bytes]] = {}
+    for space in tier.trailing:
+        if space in arrived:
+            one = arrived[space]
+            coming[space] = [hashes[page] for page in one.pages]
+            for page_hash, slot, flag in zip(coming[space], one.slots, one.degraded, strict=True):
+                tier.adopt_trailing(space, page_hash, Resident(slot, flag))
+    pins.add(coming)
 
 
 def _whole(tier: Residency, arrived: Mapping[str, Arrived], end: int) -> dict[str, Arrived]:

@@ -9,7 +9,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress
-from threading import Condition, get_ident
+from threading import Condition, Lock, get_ident
 from time import monotonic
 
 from composer.boundary import Bools
@@ -52,7 +52,8 @@ class Fetch:
         self._parts = deque(plan.parts(tiers))
         self.results: list[PoolTransferResult] = []
         self._pins = Pins(tiers.host, "prefetch")
-        self._changed = Condition()
+        self._lock = Lock()
+        self._changed = Condition(self._lock)
         self._reader: int | None = None
         self._ended = self._unwanted = False
         self._error: BaseException | None = None
@@ -106,7 +107,7 @@ class Fetch:
 
     def cancel(self) -> None:
         """Read no further part; the one that is being read is adopted when it comes."""
-        with self._changed:
+        with self._lock:
             parts, self._parts = self._parts, deque()
         self._give_back(parts)
 
@@ -119,7 +120,7 @@ class Fetch:
 
     def _advance(self) -> None:
         """Read a part, or end. Only one thread is here at a time."""
-        with self._changed:
+        with self._lock:
             part = self._parts.popleft() if self._parts else None
         try:
             if part is None:
