@@ -32,6 +32,8 @@ class Breaker:
         if self._num_failures < FAILURES:
             return True
         with self._lock:
+            if self._num_failures < FAILURES:  # it has just answered another
+                return True
             if self._clock() < self._next_try:
                 return False
             self._next_try = self._clock() + self._pause()

@@ -223,7 +223,7 @@ class HybridCacheController:
         self.counters.add("storage_queries", len(keys))
         backend = self.backend
         found = self.guard.call("exists", lambda: backend.exists(keys))
-        return _none(keys) if found is None else found
+        return _none(keys) if found is None else np.asarray(found, dtype=np.bool_)
 
     def _put(
         self, objects: ArenaObjects, one: PoolTransfer, pages: Ints, names: list[str] | None = None

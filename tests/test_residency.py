@@ -117,6 +117,21 @@ class TestCheckpoints:
         pins.release()
         assert (made.num_free("swa"), made.num_free("state")) == (3, 3)
 
+    def test_what_was_given_up_before_an_error_is_free(self):
+        made = tier(num_trailing=6)
+        assert checkpoint(made, chain("a", 3))
+        assert checkpoint(made, chain("b", 3))
+
+        def fail(page_hash):
+            if page_hash == b"b2":
+                raise OSError("whoever is told of it")
+
+        made.on_drop = fail
+        with pytest.raises(OSError, match="told"):
+            made.take({"swa": 6})
+        assert made.residents["swa"] == {}
+        assert made.num_free("swa") == made.num_evicted["swa"] == 6
+
 
 class TestHolders:
     def test_whoever_keeps_slots_is_known_by_name(self):

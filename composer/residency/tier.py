@@ -107,13 +107,15 @@ class Residency(Chains):
 
     def unhold(self, space: str, page_hashes: Sequence[bytes], holder: str) -> None:
         self._holders.add(holder, space, -len(page_hashes))
-        for page_hash in page_hashes:
-            resident = self._trailing[space][page_hash]
-            resident.holders -= 1
-            self._num_pinned[space] -= resident.holders == resident.keepers
-            if not resident.holders:
-                self._drop(space, page_hash)
-        self._free_dropped()
+        try:
+            for page_hash in page_hashes:
+                resident = self._trailing[space][page_hash]
+                resident.holders -= 1
+                self._num_pinned[space] -= resident.holders == resident.keepers
+                if not resident.holders:
+                    self._drop(space, page_hash)
+        finally:
+            self._free_dropped()
 
     def touch(self, page_hashes: Sequence[bytes], *, hit: bool = False) -> None:
         super().touch(page_hashes, hit=hit)
@@ -139,8 +141,10 @@ class Residency(Chains):
 
     def drop_checkpoint(self, page_hash: bytes) -> None:
         """Give a boundary up, and what it alone holds."""
-        self._let_go(page_hash)
-        self._free_dropped()
+        try:
+            self._let_go(page_hash)
+        finally:
+            self._free_dropped()
 
     def _let_go(self, page_hash: bytes) -> None:
         """``drop_checkpoint``, but the caller frees what was dropped."""
@@ -183,9 +187,11 @@ class Residency(Chains):
         """Drop checkpoints until so many slots of a space are given up; returns how many were."""
         residents = self._trailing[space]
         before = len(residents)
-        while len(residents) > before - number and (one := self._next_out(space)) is not None:
-            self._let_go(one.page_hash)
-        self._free_dropped()
+        try:
+            while len(residents) > before - number and (one := self._next_out(space)) is not None:
+                self._let_go(one.page_hash)
+        finally:
+            self._free_dropped()
         return before - len(residents)
 
     def _next_out(self, space: str) -> Checkpoint | None:

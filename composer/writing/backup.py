@@ -168,8 +168,8 @@ class Backup:
         if taken is None:
             self._release()
             return False
-        self._rows = {space: device.rows(space, self._hashes[space]) for space in taken}
         self._take(taken)
+        self._rows = {space: device.rows(space, self._hashes[space]) for space in taken}
         return True
 
     def _lost(self) -> dict[str, int]:
