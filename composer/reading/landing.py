@@ -86,8 +86,7 @@ class Landing:
             ]
         controller.transfer.fence()  # what the caller's stream still does with these slots
         if not by_layer:
-            layers = sorted({layer for pool in tiers.plan.spec.pools for layer in pool.layers})
-            return [Step(layers, partial(controller.load_back, transfers))]
+            return [Step(tiers.layers, partial(controller.load_back, transfers))]
         load = controller.transfer.load_by_layer(transfers)
         each = [Step([layer], partial(load.copy, layer)) for layer in load.layers]
         return [*each, Step([], load.end)]

@@ -53,6 +53,7 @@ class Tiers:
         optional = {n: [a for a in s.arenas if not a.required] for n, s in plan.spaces.items()}
         # space -> pools that a prefix may lack, where there are any
         self.optional = {n: [p.name for a in o for p in a.pools] for n, o in optional.items() if o}
+        self.layers = sorted({layer for pool in plan.spec.pools for layer in pool.layers})
         self._windows = [(name, plan.spaces[name].window_pages) for name in self.spaces]
 
     def look(self, page_hashes: Sequence[bytes], before: Here | None = None) -> Here:
